@@ -10,6 +10,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow, write_catalog
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import tr
 from regraft.ledger.ledger import FOLDER, Ledger, LedgerEntry, LedgerStep
-from regraft.ledger.values import Count, InvalidValue
+from regraft.ledger.values import Count, FileStamp, InvalidValue
 from regraft.report import notices
 from regraft.report.migration import BaseReport
 from regraft.report.notices import Notice
@@ -173,14 +174,96 @@ def raw_hash(folder: Path) -> str:
     return folder_hash(folder, RAW_FOLDER)
 
 
+# --- recognizing files after an undo -------------------------------------------------------------------------------
+
+
+def stamp_before_change(ledger: Ledger, target: Path, name: str) -> FileStamp | None:
+    """Return the stamp of a published file that is about to be changed; None if no migration wrote it, or it has a log.
+
+    If the file still has the bytes that the migration wrote, but other times (in a copied library), its new stamp is
+    recorded first, so that :func:`follow_undo` recognizes it.
+
+    Args:
+        ledger: the open ledger of the library.
+        target: the library.
+        name: the path of the index of a base or of the catalog, below the library.
+    """
+    known = _recorded_file(ledger, name)
+    now = read_stamp(target / name)
+    if known is None or now is None:
+        return None
+    if now != known.stamp and now[0] == known.stamp[0] and known.sha256 and file_hash(target / name) == known.sha256:
+        _record_file(ledger, msgspec.structs.replace(known, stamp=now))
+    return now
+
+
+def follow_undo(ledger: Ledger, target: Path, name: str, before: FileStamp) -> None:
+    """Record that a published file has the rows again that it had when its stamp was ``before``, in other bytes.
+
+    Nothing is recorded if a migration did not write the file with that stamp. The other arguments are those of
+    :func:`stamp_before_change`.
+    """
+    known = _recorded_file(ledger, name)
+    now = read_stamp(target / name)
+    if known is not None and known.stamp == before and now is not None:
+        _record_file(ledger, msgspec.structs.replace(known, stamp=now, sha256=file_hash(target / name)))
+
+
+def read_stamp(path: Path) -> FileStamp | None:
+    """Return size and modification time (ns) of a database; None if there is none, or it has a log or journal."""
+    return None if untrusted_sqlite.find_companions(path) else untrusted_sqlite.database_mark(path)
+
+
+class _RecordedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger records of a published file, to recognize it."""
+
+    subject: str
+    stamp: FileStamp
+    sha256: str
+
+
+def _recorded_file(ledger: Ledger, name: str) -> _RecordedFile | None:
+    """Return the record of a published file, named by its path below the library; None if the ledger has none."""
+    inside = name.removeprefix(f"{KNOWLEDGE_FOLDER}/").removesuffix(f"/{INDEX_FILE}")
+    is_index = name == f"{KNOWLEDGE_FOLDER}/{inside}/{INDEX_FILE}"
+    subject = inside if is_index else CATALOG_SUBJECT
+    entry = ledger.entry(subject) if is_index or name == CATALOG_FILE else None
+    if entry is None:
+        return None
+    with suppress(InvalidValue, msgspec.MsgspecError):
+        if subject == CATALOG_SUBJECT:
+            mark = read_catalog_mark({subject: entry})
+            if mark is not None:
+                return _RecordedFile(subject=subject, stamp=(mark.size, mark.changed_ns), sha256=mark.sha256)
+        else:
+            base = check_base_entry(subject, entry)
+            if base.index_mark is not None:
+                return _RecordedFile(subject=subject, stamp=base.index_mark, sha256=base.index_hash)
+    return None
+
+
+def _record_file(ledger: Ledger, file: _RecordedFile) -> None:
+    """Replace what the ledger records of a published file. Catalog and report stay current if they were."""
+    if file.subject == CATALOG_SUBJECT:
+        ledger.amend(CATALOG_SUBJECT, msgspec.json.encode(CatalogMark(*file.stamp, file.sha256)))
+        return
+    entries = ledger.entries()
+    base = read_entry(entries[file.subject])
+    changed = msgspec.structs.replace(base, index_mark=file.stamp, index_hash=file.sha256)
+    packed = pack_entry(changed, entries[file.subject].fingerprint)
+    ledger.amend(file.subject, packed.detail)
+    current = catalog_fingerprint(entries)
+    for subject in (CATALOG_SUBJECT, REPORT_SUBJECT):
+        if subject in entries and entries[subject].fingerprint == current:
+            ledger.set_fingerprint(subject, catalog_fingerprint({**entries, file.subject: packed}))
+
+
 # --- validation of ledger entries ----------------------------------------------------------------------------------
 
 
 #: Subjects of the ledger that are not base ids.
 CATALOG_SUBJECT = "catalog"
 REPORT_SUBJECT = "report"
-#: Size and modification time (ns) of a file.
-_FileStamp = tuple[Count, Count]
 _HASH = re.compile(r"([0-9a-f]{64})?", re.ASCII)
 _RAW_HASH = re.compile(r"([0-9a-f]{32})?", re.ASCII)
 #: Errors that SQLite or the constraints of the catalog raise for an invalid row.
@@ -191,7 +274,7 @@ class _OwnFields(msgspec.Struct):
     """The fields of an entry that only regraft sets."""
 
     position: Count
-    index_mark: _FileStamp | None
+    index_mark: FileStamp | None
     raw_mark: str
     index_hash: str = ""
     raw_hash: str = ""

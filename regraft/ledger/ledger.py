@@ -126,6 +126,10 @@ class ChangeLog:
             "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)
         )
 
+    def set_detail(self, change_id: int, detail: Detail) -> None:
+        """Replace the detail of a change."""
+        self._db.execute("UPDATE change SET detail = ? WHERE change_id = ?", (msgspec.json.encode(detail), change_id))
+
     def open_changes(self) -> list[RecordedChange]:
         """Return the changes whose execution or undo was not recorded as done, oldest first."""
         return self._select_changes("state IN ('intended', 'undoing')", ())
@@ -133,6 +137,10 @@ class ChangeLog:
     def changes_of(self, run_id: str) -> list[RecordedChange]:
         """Return the changes of a run, oldest first."""
         return self._select_changes("run_id = ?", (run_id,))
+
+    def done_rows_changes(self, path: str) -> list[RecordedChange]:
+        """Return the changes of rows of the file at ``path`` that were made and not undone, oldest first."""
+        return self._select_changes("means = 'rows' AND state = 'done' AND path = ?", (path,))
 
     def every(self) -> list[RecordedChange]:
         """Return the changes of all runs, oldest first."""
@@ -268,6 +276,16 @@ class Ledger:
                 " ON CONFLICT (subject) DO UPDATE SET step_id = ?2, fingerprint = ?3, detail = ?4",
                 (step.subject, step.step_id, step.entry.fingerprint, step.entry.detail),
             )
+
+    def entry(self, subject: str) -> LedgerEntry | None:
+        """Return the published entry under ``subject``, or None."""
+        with report_unreadable(self._target):
+            rows = self._db.execute(f"SELECT {_ENTRY} FROM entry WHERE subject = ?", (subject,)).fetchall()
+            return next((LedgerEntry(one.fingerprint, one.detail) for one in map(parse_entry, rows)), None)
+
+    def set_fingerprint(self, subject: str, fingerprint: str) -> None:
+        """Replace the fingerprint of the published entry under ``subject``."""
+        self._db.execute("UPDATE entry SET fingerprint = ? WHERE subject = ?", (fingerprint, subject))
 
     def amend(self, subject: str, detail: bytes) -> None:
         """Replace the detail of the published entry under ``subject``; its parts stay."""

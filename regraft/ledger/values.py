@@ -153,16 +153,24 @@ class RecordedAction(msgspec.Struct, frozen=True):
     lost: list[str] | UnsetType = UNSET
 
 
+#: Size and modification time (ns) of a file.
+FileStamp = tuple[Count, Count]
+
+
 class RowsDetail(msgspec.Struct, frozen=True):
     """Detail of a change of rows.
 
     ``dangling`` is the number of dangling references before the change. ``actions`` is the number of the first of the
     run's actions that it carries out, and their count. ``grows`` is True if it consists of many transactions.
+    ``before`` and ``after`` are the file's stamps around the change, for a file that a migration wrote; None if another
+    program may have written to the file in between, or for other files.
     """
 
     dangling: Count
     actions: tuple[Count, Count]
     grows: bool = False
+    before: FileStamp | None = None
+    after: FileStamp | None = None
 
 
 class FileDetail(msgspec.Struct, frozen=True, omit_defaults=True):

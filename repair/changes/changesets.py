@@ -18,10 +18,12 @@ from typing import Any, BinaryIO
 import apsw
 import msgspec
 
+from migrators.pipeline import publication
 from regraft.disk import durable, links, sqlite, untrusted_sqlite
 from regraft.errors import StoreBusy, StoreNotWritable
 from regraft.formats.cherry_v2.index.full_text import rebuild_full_text
 from regraft.formats.cherry_v2.index.schema import TABLE_RULES
+from regraft.identity import replace
 from regraft.language import tr
 from regraft.ledger.ledger import FOLDER, Ledger
 from regraft.ledger.values import RecordedChange, RowsDetail
@@ -424,10 +426,14 @@ class IncrementalChange:
         self._path = root / path
         self._book = ledger
         self._intent = (run_id, path, kept)
-        self._detail = RowsDetail(0, actions, grows=True)
+        # Read before the file is opened: closing it otherwise than through SQLite releases the locks of this process.
+        before = publication.stamp_before_change(ledger, root, path)
+        self._detail = RowsDetail(0, actions, grows=True, before=before)
         self._begin_run = begin
         self._change: int | None = None
         self._size = self._written = 0
+        #: SQLite's version of the data at the first section; another version means that others have written.
+        self._data_version = -1
 
     @property
     def has_changed(self) -> bool:
@@ -442,6 +448,7 @@ class IncrementalChange:
             with sqlite.transaction(db), self._section(db, tables), own:
                 yield
             self.note_commit()
+        self._note_stamp(db)
 
     @contextmanager
     def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
@@ -453,6 +460,9 @@ class IncrementalChange:
             durable.touch(self._file)
             durable.sync_folder(self._file.parent)
             run_id, path, kept = self._intent
+            if publication.read_stamp(self._path) != self._detail.before:
+                self._detail = replace(self._detail, before=None)
+            self._data_version = db.execute("PRAGMA data_version").get
             self._change = self._book.changes.intend(run_id, "rows", path, kept, self._detail)
         else:
             self._book.changes.set_state(self._change, "intended", self._size)
@@ -473,6 +483,13 @@ class IncrementalChange:
             durable.flush(file.fileno())
         self._written = len(part)
 
+    def _note_stamp(self, db: apsw.Connection) -> None:
+        """Note the stamp of the file after a section, unless another program has written to it since the first one."""
+        if self._detail.before is not None:
+            after = publication.read_stamp(self._path)
+            is_alone = db.execute("PRAGMA data_version").get == self._data_version
+            self._detail = replace(self._detail, after=after if is_alone else None)
+
     def note_commit(self) -> None:
         """Count the latest section as committed."""
         self._size += self._written
@@ -483,6 +500,8 @@ class IncrementalChange:
             return
         if self._size:
             durable.truncate(self._file, self._size)
+            if self._detail.before is not None:
+                self._book.changes.set_detail(self._change, self._detail)
             self._book.changes.set_state(self._change, "done", self._size)
         else:
             self._book.changes.set_state(self._change, "dropped", 0)

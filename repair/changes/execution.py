@@ -17,8 +17,10 @@ from pathlib import Path
 
 import apsw
 
+from migrators.pipeline import publication
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite, writable
 from regraft.errors import ChangeUnfinished, LedgerUnreadable, PlanOutdated
+from regraft.identity import replace
 from regraft.language import tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import FOLDER, Ledger, ledger_path
@@ -122,6 +124,7 @@ class ChangeExecutor:
         """Change rows in a transaction and record the changeset; raises if undo could not revert it."""
         kept = f"{UNDO}/{self._run}/{self._changes_begun:06}"
         changeset = self._own / kept
+        before = publication.stamp_before_change(self._ledger, self._root, change.path)
         with changesets.write_transaction(self._root / change.path) as db:
             if not changesets.can_record(db, change.tables):
                 raise _NotRecordable
@@ -134,8 +137,11 @@ class ChangeExecutor:
             if dangling is None or changesets.read_schema(db) != schema:
                 delete_undo_data(self._root, changeset)
                 raise _NotRecordable
-            detail = RowsDetail(dangling, self._actions_of(change))
+            detail = RowsDetail(dangling, self._actions_of(change), before=before)
             recorded = self._ledger.changes.intend(self._run, "rows", change.path, kept, detail)
+        if before is not None:
+            after = publication.read_stamp(self._root / change.path)
+            self._ledger.changes.set_detail(recorded, replace(detail, after=after))
         self._ledger.changes.set_state(recorded, "done", _undo_data_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> tuple[int, int]:

@@ -240,10 +240,11 @@ def undo_run(
             with exclusive_access(store):
                 if undo.rebuilt_caches(store.root, chosen) != rebuilt:
                     raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
+                stamps = undo.read_stamps(store.root, chosen)
                 undo.demand_unchanged(store.root, chosen)
                 current.begin(run, planned.actions)
                 with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
-                    undo.undo_changes(store.root, current.ledger, chosen.run_id)
+                    undo.undo_changes(store.root, current.ledger, chosen.run_id, stamps)
         return _undo_report(store, run, chosen, rebuilt, outside)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, takewhile
 from pathlib import Path, PurePosixPath
@@ -11,12 +11,13 @@ from pathlib import Path, PurePosixPath
 import apsw
 import msgspec
 
+from migrators.pipeline import publication
 from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
 from regraft.identity import iso_time, replace
 from regraft.language import join_list, tr
 from regraft.ledger.ledger import FOLDER, Ledger, RunRecord, ledger_path, read_runs
-from regraft.ledger.values import RecordedAction, RecordedChange
+from regraft.ledger.values import FileStamp, RecordedAction, RecordedChange
 from regraft.report.document import Report
 from regraft.text import printable
 from repair.changes import changesets, execution, files
@@ -275,10 +276,24 @@ def _open_test_file(path: Path, on_copy: bool) -> Iterator[Path]:
         yield folder / "copy.sqlite"
 
 
-def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
+def read_stamps(root: Path, run: RunRecord) -> dict[str, FileStamp | None]:
+    """Map the path of each file whose rows a run changed to its present stamp (:func:`publication.read_stamp`)."""
+    paths = {change.path for change in undoable_changes(run) if change.means == "rows"}
+    return {path: publication.read_stamp(root / path) for path in paths}
+
+
+def undo_changes(root: Path, ledger: Ledger, run_id: str, stamps: Mapping[str, FileStamp | None] | None = None) -> None:
     """Undo every change of a run, last one first. Call :func:`demand_unchanged` before.
 
-    For a cache that its system rebuilt (:func:`rebuilt_caches`), only the undo data is deleted.
+    For a cache that its system rebuilt (:func:`rebuilt_caches`), only the undo data is deleted. A file that a migration
+    wrote and that only regraft has changed since stays recognized as the migration's.
+
+    Args:
+        root: the store.
+        ledger: its ledger.
+        run_id: the run.
+        stamps: :func:`read_stamps` from before :func:`demand_unchanged`, whose tests may touch the files; None: those
+            of now.
 
     Raises:
         UndoRefused: rows were changed since.
@@ -286,6 +301,7 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
     """
     run = next(one for one in ledger.changes.runs() if one.run_id == run_id)
     anew = {change.change_id for change in rebuilt_caches(root, run)}
+    last_stamps = dict(read_stamps(root, run) if stamps is None else stamps)
     for change in reversed(undoable_changes(run)):
         if change.change_id in anew:
             ledger.changes.set_state(change.change_id, "undone", 0)
@@ -294,6 +310,7 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
         ledger.changes.set_state(change.change_id, "undoing")
         if change.means == "rows":
             _undo_rows(root, change)
+            _follow_rows(root, ledger, change, last_stamps)
         else:
             _undo_file(root, change)
         ledger.changes.set_state(change.change_id, "undone", 0)
@@ -314,6 +331,22 @@ def _undo_rows(root: Path, change: RecordedChange) -> None:
         if tables:
             what = tr("its rows ({tables})", tables=join_list(tables))
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
+
+
+def _follow_rows(root: Path, ledger: Ledger, change: RecordedChange, last_stamps: dict[str, FileStamp | None]) -> None:
+    """Record the new stamp of a file whose rows were reverted where the ledger has the one from before the change.
+
+    Nothing is recorded if another program wrote to the file between the change and its undo. ``last_stamps`` has the
+    stamps from before the undo, and gets the new one.
+    """
+    was, before = last_stamps.get(change.path), change.rows.before
+    now = last_stamps[change.path] = publication.read_stamp(root / change.path)
+    if was is None or before is None or was != change.rows.after:
+        return
+    publication.follow_undo(ledger, root, change.path, before)
+    for other in ledger.changes.done_rows_changes(change.path):
+        if other.rows.after == before:
+            ledger.changes.set_detail(other.change_id, replace(other.rows, after=now))
 
 
 def _undo_file(root: Path, change: RecordedChange) -> None:

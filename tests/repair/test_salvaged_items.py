@@ -198,3 +198,50 @@ def vectors_of(library: Path, key: str) -> dict[str, bytes]:
     path = library / "KnowledgeBase" / key / ".cherry" / "index.sqlite"
     with closing(sqlite3.connect(path)) as db:
         return dict(db.execute("SELECT embedding_text_hash, vector_blob FROM embedding"))
+
+
+def edit(folder: Path) -> None:
+    """Change a row of an index as another program does."""
+    with closing(sqlite3.connect(folder / ".cherry" / "index.sqlite")) as db, db:
+        db.execute("UPDATE embedding SET created_at = created_at + 1 WHERE rowid = 1")
+
+
+@pytest.mark.parametrize("edited", ["never", "before the repair", "before the undo", "after the undo"])
+def test_a_library_is_recognized_after_an_undo_unless_others_changed_it(tmp_path: Path, edited: str) -> None:
+    case = Case(tmp_path)
+    folder, migrate = case.folder(case.library), ("migrate", case.whole, "--to", case.library, "--yes", "--json")
+    # Other times, as after a copy to another disk.
+    (folder / ".cherry" / "index.sqlite").touch()
+    rows = dump(folder)
+    for moment in ("before the repair", "before the undo", "after the undo"):
+        if edited == moment:
+            edit(folder)
+        if moment == "before the repair":
+            assert run("repair", case.library, "--from", case.whole, "--yes").status == 0
+            assert vectors(folder) == ALL
+        if moment == "before the undo":
+            assert run("undo", case.library, "--yes").status == 0
+    assert (dump(folder) == rows) is (edited == "never")
+    done = run(*migrate)
+    assert done.status == (0 if edited == "never" else 2)
+    assert (vectors(folder) == ALL) is (edited == "never")
+
+
+def test_two_runs_that_are_undone_leave_the_library_recognized(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    folder, copy = case.folder(case.library), ("repair", case.library, "--from", case.whole, "--yes")
+    rows, catalog = dump(folder), snapshot(case.library)["catalog.sqlite"]
+    for _ in range(2):
+        assert run(*copy).status == 0
+        assert vectors(folder) == ALL
+        assert run("undo", case.library, "--yes").status == 0
+        assert dump(folder) == rows
+    # The same source: nothing to do, and nothing is written.
+    before = snapshot(case.library)
+    again = run("migrate", case.damaged, "--to", case.library, "--salvage", "--yes", "--json")
+    assert [one["outcome"] for one in again.document["bases"]] == ["unchanged"]
+    assert "base_changed_since" not in {one["code"] for one in again.document["warnings"]}
+    assert snapshot(case.library) == before
+    assert before["catalog.sqlite"] == catalog
+    assert run("migrate", case.whole, "--to", case.library, "--yes").status == 0
+    assert vectors(folder) == ALL
