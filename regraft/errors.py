@@ -407,6 +407,21 @@ class UndoRefused(RegraftError, ValueError):
     message = "{path}: {what} changed since run {run}; nothing was undone, so that no later change is lost."
 
 
+class UndoOfLastCopy(RegraftError, ValueError):
+    message = (
+        "{path}: the undo of run {run} would remove the vectors of {bases}, and {origin}, from which they were copied, "
+        "no longer exists; nothing was undone. They may be the last copy, so pack them first: {pack}; then name the "
+        "run: {again}."
+    )
+
+
+class UndoBesideJournal(RegraftError, ValueError):
+    message = (
+        "{path}: {file} has the journal of an unfinished transaction, so it cannot be compared with what run {run} "
+        "wrote; nothing was undone. Roll back the transaction first: {repair}; then name the run: {again}."
+    )
+
+
 # --- a search ------------------------------------------------------------------------------------------------------
 
 

@@ -437,7 +437,7 @@ def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[st
     without_rows: dict[str, int] = {}
     lost_rows: dict[str, int] = {}
     if store.kind is Kind.V2_PROFILE and not store.stores.is_copy:
-        return without_rows, _losses_of_installed_bases(root)
+        return _losses_of_installed_bases(root)
     if store.kind is not Kind.LIBRARY or store.stores.is_copy:
         return without_rows, lost_rows
     try:
@@ -454,20 +454,32 @@ def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[st
     return without_rows, lost_rows
 
 
-def _losses_of_installed_bases(root: Path) -> dict[str, int]:
-    """Return the items of which a salvage lost rows, of the bases that were installed in a profile, with a count of 1.
+def texts_without_vector(root: Path, store: Located) -> dict[str, int]:
+    """Read from the migration report in a library, by base id, how many texts the source had without a vector."""
+    try:
+        record: Any = json_text.loads(_read_report(root)) if store.kind is Kind.LIBRARY else {"bases": []}
+        counts = {str(one["id"]): one["rows"]["without_vector"] for one in record["bases"]}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}  # it may be anybody's file
+    return {base: count for base, count in counts.items() if isinstance(count, int)}
 
-    The last installation of a base that was not undone counts.
+
+def _losses_of_installed_bases(root: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what :func:`recorded_losses` does, of the bases that were installed in a profile.
+
+    The last installation of a base that was not undone counts. Each item that lost rows has a count of 1.
     """
+    without_rows: dict[str, int] = {}
     lost: dict[str | None, list[str]] = {}
     try:
         for run in read_runs(root):
             if any(change.state in ("done", "expired") for change in run.changes):
-                inserted = (action for action in run.actions if action.action == INSERT_BASE)
+                inserted = [action for action in run.actions if action.action == INSERT_BASE]
                 lost.update({action.base: action.lost or [] for action in inserted})
+                without_rows.update({str(action.base): action.without_rows or 0 for action in inserted})
     except (RegraftError, OSError):
-        return {}
-    return {item: 1 for items in lost.values() for item in items}
+        return {}, {}
+    return without_rows, {item: 1 for items in lost.values() for item in items}
 
 
 def _check_profile(root: Path, store: Located, findings: FindingCollector) -> None:

@@ -5,7 +5,7 @@ Each takes its options as a struct of :mod:`regraft.options`, as keywords named 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from regraft.api.audit import command_line
 from regraft.api.transfer import migrate
 from regraft.disk.trees import ZipTree
 from regraft.errors import RegraftError
+from regraft.ledger.ledger import INSERT_BASE
 from regraft.options import (
     ChangeOptions,
     FixOptions,
@@ -280,9 +281,13 @@ def rescue(
 
 
 class InstallReport(ChangeReport, kw_only=True):
-    """The report of ``install``: that of a change, and what each base gets from other stores (``--reuse``)."""
+    """The report of ``install``: that of a change, and what each base gets from other stores (``--reuse``).
+
+    ``failed`` has the ids of the installed bases whose status is failed; unset if there are none.
+    """
 
     scopes: list[ScopeReport] = msgspec.field(default_factory=list)
+    failed: list[str] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, source: Endpoint, filled: list[ScopeOutcome], report: ChangeReport) -> InstallReport:
@@ -310,7 +315,15 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
         """Make it from the report, and from the opened ``source`` of the bases."""
         rows = ((base, source.bases[base]) for base in source.chosen)
         failed = {base: str(row.get("error") or "") for base, row in rows if row.get("status") == "failed"}
+        report = structs.replace(report, failed=_inserted_of(report, failed) or msgspec.UNSET)
         return cls(report=report, chosen={base: source.name_of(base) for base in source.chosen}, failed=failed)
+
+
+def _inserted_of(report: InstallReport, bases: Collection[str]) -> list[str]:
+    """Return the ids in the profile of the inserted bases that are, or are copies of, ``bases`` of the source."""
+    inserted = (one for one in report.actions if one.action == INSERT_BASE)
+    # A copy names the base that it was made from.
+    return [str(one.base) for one in inserted if (one.subject or one.base) in bases]
 
 
 def install_bases(

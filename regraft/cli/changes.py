@@ -19,7 +19,7 @@ from regraft.cli.options import ASKS, Output, output_options
 from regraft.cli.output import ask, echo, echo_json
 from regraft.errors import ConsentMissing
 from regraft.language import format_count, join_first, join_list, tr
-from regraft.ledger.ledger import FOLDER
+from regraft.ledger.ledger import FOLDER, INSERT_BASE
 from regraft.options import ChangeOptions
 from regraft.processes import interrupts, startup
 from regraft.report import notices
@@ -104,7 +104,9 @@ def confirm_change(output: Output) -> Callable[[ChangeReport], bool] | None:
     def confirm(planned: ChangeReport) -> bool:
         """Show what would be changed and what would be left unresolved, and ask; return whether the user agrees."""
         actions = action_lines(planned.bases, planned.actions, verbose=False)
-        return confirm_lines(output, join_parts(actions, unresolved_lines(planned.bases, planned.left, verbose=False)))
+        return confirm_lines(
+            output, join_parts(actions, change_left_lines(planned.bases, planned.actions, planned.left, verbose=False))
+        )
 
     return None if output.yes else confirm
 
@@ -154,7 +156,7 @@ def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] =
     if shown and known == list(shown[: len(known)]):
         lines = []
     lines = join_parts(lines, list(salvaged_lines(report.salvaged or ())))
-    lines = join_parts(lines, unresolved_lines(report.bases, report.left, verbose=verbose))
+    lines = join_parts(lines, change_left_lines(report.bases, report.actions, report.left, verbose=verbose))
     if report.undone is UNSET:
         lines += closing_lines(report, is_done=bool(report.actions))
     elif report.head.run.dry_run:
@@ -319,8 +321,10 @@ def action_lines(bases: Iterable[BaseName], actions: Iterable[Action], *, verbos
     return list(_by_base(bases, actions, attrgetter("action"), lines, verbose))
 
 
-def unresolved_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose: bool) -> list[str]:
-    """Format the unresolved findings of a run with their reasons, grouped by base.
+def unresolved_lines(
+    bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose: bool, heading: str = tr("Not changed:")
+) -> list[str]:
+    """Format the unresolved findings of a run with their reasons, grouped by base, below a heading.
 
     Without ``verbose``, notes are omitted, and only the first few findings of each name are listed.
     """
@@ -335,7 +339,21 @@ def unresolved_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, v
     grave = [one for one in left if verbose or notices.is_at_least(one.severity, "warning")]
     if not grave:
         return []
-    return [tr("Not changed:"), *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
+    return [heading, *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
+
+
+def change_left_lines(
+    bases: Iterable[BaseName], actions: Iterable[Action], left: Sequence[Unresolved], *, verbose: bool
+) -> list[str]:
+    """Format the unresolved findings of a run with these actions as :func:`unresolved_lines` does.
+
+    Those of bases that the run installs are listed apart: these bases are changed.
+    """
+    inserted = {action.base for action in actions if action.action == INSERT_BASE}
+    others = unresolved_lines(bases, (one for one in left if one.base not in inserted), verbose=verbose)
+    installed = (one for one in left if one.base in inserted)
+    heading = tr("Installed with a difference:")
+    return join_parts(others, unresolved_lines(bases, installed, verbose=verbose, heading=heading))
 
 
 def _by_base(

@@ -21,7 +21,7 @@ from regraft.cli.changes import (
     run_change,
 )
 from regraft.cli.options import ASKS, PATH, Output, output_options, report_retries, struct_options
-from regraft.cli.output import echo, echo_json, report_errors
+from regraft.cli.output import echo, echo_error, echo_json, report_errors
 from regraft.language import current_language, format_count, tr
 from regraft.options import (
     ChangeOptions,
@@ -35,9 +35,8 @@ from regraft.options import (
     UpgradeOptions,
 )
 from regraft.report.document import encoded
-from regraft.text import format_bytes, join_command, one_line, path_argument, printable, printable_lines
-from repair.changes.run import ChangeReport
-from repair.cherry_v2.install.made_library import KEEP_LIBRARY, REMOVE_LIBRARY
+from regraft.text import format_bytes, one_line, printable, printable_lines
+from repair.changes.run import ChangeReport, describe_removed_vectors
 
 
 @click.command()
@@ -232,9 +231,11 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
     """
 
     def confirm(planned: ChangeReport) -> bool:
-        """Show what would be undone, and ask; return whether the user agrees."""
-        lines = action_lines(planned.bases, planned.actions, verbose=False)
-        return confirm_lines(output, join_parts(lines, _removal_lines(planned, path)))
+        """Show what would be undone, and ask; with ``--yes``, only warn of the vectors that are removed."""
+        lines, warning = action_lines(planned.bases, planned.actions, verbose=False), _removal_lines(planned, path)
+        for line in warning if output.yes else ():
+            echo_error(line)
+        return confirm_lines(output, join_parts(lines, warning))
 
     report = api.undo(path, run_id, options, progress=output.progress(), confirm=confirm)
     if output.as_json:
@@ -249,25 +250,7 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
     sys.exit(0)
 
 
-#: Actions that bring the vectors of a base into a store; and those of an undo that has seen that there is another copy.
-_BRINGING, _COPIED = ("copy-base", "write-index"), (REMOVE_LIBRARY, KEEP_LIBRARY)
-
-
 def _removal_lines(planned: ChangeReport, path: Path) -> list[str]:
-    """Return the warning that the undo of a run removes the vectors that the run brought into the store at ``path``.
-
-    It names the command that keeps them, since their source may be gone. Empty if the run brought none, or if they were
-    copied from a store that still has them.
-    """
-    bases = sorted({str(one.base) for one in planned.actions if one.action in _BRINGING and one.base is not None})
-    if not bases or any(one.action in _COPIED for one in planned.actions):
-        return []
-    words = [word for base in bases for word in ("--base", base)]
-    return [
-        tr(
-            "The vectors that this run brought are removed from {bases}. If there is no other copy, pack them first: "
-            "{command}",
-            bases=format_count(len(bases), "base"),
-            command=join_command(["regraft", "pack", path_argument(path), "packed.zip", *words]),
-        )
-    ]
+    """Return the line that warns of the vectors that an undo in the store at ``path`` removes, if there are any."""
+    warning = describe_removed_vectors(planned, path)
+    return [] if warning is None else [warning]

@@ -17,7 +17,14 @@ from regraft.api import transfer
 from regraft.api.changes import Installation, InstallReport
 from regraft.api.outcome import exit_status
 from regraft.api.profile import ProfileMigration, ProfileMigrationReport
-from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
+from regraft.cli.changes import (
+    action_lines,
+    change_left_lines,
+    confirm_plan,
+    format_installation,
+    join_parts,
+    unresolved_lines,
+)
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors, set_command_name
 from regraft.errors import WrongUsage
@@ -273,7 +280,7 @@ class ProfilePrompt(PlanPrompt):
             return True
         part = planned.install
         actions = action_lines(part.bases, part.actions, verbose=False)
-        lines = join_parts(actions, unresolved_lines(part.bases, part.left, verbose=False))
+        lines = join_parts(actions, change_left_lines(part.bases, part.actions, part.left, verbose=False))
         migration = report_migration.format_migration(document).splitlines()
         into = tr("In the profile {path}:", path=planned.profile.path)
         shown = [*migration, "", into, *(f"  {line}" for line in lines)]

@@ -151,6 +151,8 @@ class RecordedAction(msgspec.Struct, frozen=True):
     finding: str | None
     message: str
     lost: list[str] | UnsetType = UNSET
+    without_rows: Count | UnsetType = UNSET
+    origin: str | UnsetType = UNSET
 
 
 #: Size and modification time (ns) of a file.

@@ -32,7 +32,7 @@ from regraft.report.labels import severity_heading
 from regraft.report.migration import MigrationReport, count_codes, row_bar_parts
 from regraft.stores.locate import open_store
 from repair.changes.plan import Action, Unresolved
-from repair.changes.run import BaseName, ChangeReport
+from repair.changes.run import BaseName, ChangeReport, describe_removed_vectors
 from repair.cherry_v2.pack import PackReport
 from repair.cherry_v2.source import open_base_source
 from repair.embedding.report import BackfillReport
@@ -152,8 +152,11 @@ def _change_values(job: Job, report: ChangeReport | BackfillReport) -> dict[str,
         "does_something": bool(report.actions) or any(scope.planned.texts for scope in scopes),
         "missing": [],
         "known": [],
+        "warning": None,
         "can_start": not job.task.is_plan and bool(report.actions) and application.can_start(target),
     }
+    if isinstance(report, ChangeReport) and job.task.is_plan:
+        values["warning"] = describe_removed_vectors(report, Path(target))
     if job.task.function == "install" and job.task.is_plan:
         models = _library_models(job.task)
         values["known"], values["missing"] = find_missing_models(job.task.paths[1], report.left, models)

@@ -69,7 +69,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` the
     number of objects it affects, ``bytes`` how much it frees or writes, ``message`` a description for people.
     ``finding`` is the finding that it resolves, or None. ``gone`` and ``come`` are ids of deleted and new records, for
-    the actions that name them. ``lost`` are ids of items in an inserted base of which a salvage lost rows, or may have.
+    the actions that name them. For an inserted base, ``lost`` are ids of items of which a salvage lost rows,
+    or may have, and ``without_rows`` is the number of files that had no rows in v1. ``origin``
+    is the absolute path of the index, vector file or archive from which the action copies vectors.
     """
 
     action: str
@@ -82,6 +84,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[int] | UnsetType = UNSET
     come: list[int] | UnsetType = UNSET
     lost: list[str] | UnsetType = UNSET
+    without_rows: int | UnsetType = UNSET
+    origin: str | UnsetType = UNSET
 
 
 class Unresolved(msgspec.Struct, frozen=True, kw_only=True):

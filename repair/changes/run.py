@@ -21,7 +21,7 @@ from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from regraft import language
 from regraft.disk import sqlite
-from regraft.errors import Declined, NotEnoughSpace, NotMended, PlanOutdated, StoreBusy
+from regraft.errors import Declined, NotEnoughSpace, NotMended, PlanOutdated, StoreBusy, UndoOfLastCopy
 from regraft.formats.cherry_v2.index.store import reclaim_space
 from regraft.identity import replace
 from regraft.kinds import SYSTEMS, Kind
@@ -31,7 +31,7 @@ from regraft.ledger.ledger import RunRecord
 from regraft.ledger.values import RecordedChange
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, stage
-from regraft.text import format_bytes, printable
+from regraft.text import format_bytes, join_command, path_argument, printable
 from repair.changes import execution, files, undo
 from repair.changes.execution import ChangeExecutor
 from repair.changes.plan import Action, Plan, Reclaim, SalvagedFile, Unresolved
@@ -67,6 +67,8 @@ class ChangeReport(Report, kw_only=True):
     salvaged: list[SalvagedFile] | msgspec.UnsetType = msgspec.UNSET
     #: The run that an undo has undone.
     undone: str | msgspec.UnsetType = msgspec.UNSET
+    #: Bases whose vectors an undo removes; there may be no other copy.
+    removed_vectors: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 def base_names(store: Store, bases: Iterable[str]) -> list[BaseName]:
@@ -119,8 +121,12 @@ class OutsideUndo(msgspec.Struct, frozen=True, kw_only=True):
     """What the undo of a run does outside of the store.
 
     ``during`` is entered before the changes in the store are undone. It takes back what it did if that fails.
+    ``removed_vectors`` are the bases of the store whose vectors the undo removes and that may have no other copy;
+    ``lost_origin`` is a path from which some of them were copied and that no longer exists.
     """
 
+    removed_vectors: list[str] = msgspec.field(default_factory=list)
+    lost_origin: str | None = None
     actions: list[Action] = msgspec.field(default_factory=list)
     during: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -215,6 +221,7 @@ def undo_run(
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.
+        UndoOfLastCopy: no run is named, and what its vectors were copied from is gone.
         UndoRefused: the files were changed since the run. Nothing is undone.
         RegraftError: as for :func:`run_command`.
     """
@@ -228,12 +235,17 @@ def undo_run(
             with reading_store(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
-            return _undo_report(store, run, chosen, rebuilt, outside_of(store, chosen, runs))
+            outside = outside_of(store, chosen, runs)
+            if run_id is None:
+                _demand_other_copy(store, chosen, outside)
+            return _undo_report(store, run, chosen, rebuilt, outside)
         with open_session(store) as current:
             runs = current.ledger.changes.runs()
             chosen = undo.select_run(store.root, store.runs(runs), run_id)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
             outside = outside_of(store, chosen, runs)
+            if run_id is None:
+                _demand_other_copy(store, chosen, outside)
             planned = _undo_report(store, run, chosen, rebuilt, outside)
             if not show_plan(planned):
                 raise Declined(path=path)
@@ -246,6 +258,45 @@ def undo_run(
                 with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
                     undo.undo_changes(store.root, current.ledger, chosen.run_id, stamps)
         return _undo_report(store, run, chosen, rebuilt, outside)
+
+
+def _demand_other_copy(store: Store, chosen: RunRecord, outside: OutsideUndo) -> None:
+    """Refuse an undo that removes vectors whose source is gone, as ``outside`` says.
+
+    Raises:
+        UndoOfLastCopy
+    """
+    if outside.lost_origin is not None:
+        raise UndoOfLastCopy(
+            path=store.root,
+            run=chosen.run_id,
+            bases=language.format_count(len(outside.removed_vectors), "base"),
+            origin=printable(outside.lost_origin),
+            pack=_pack_command(store.path, outside.removed_vectors),
+            again=join_command(["regraft", "undo", path_argument(store.path), chosen.run_id]),
+        )
+
+
+def _pack_command(path: Path, bases: Iterable[str]) -> str:
+    """Return the command line that packs bases of the store at ``path``."""
+    words = [word for base in bases for word in ("--base", base)]
+    return join_command(["regraft", "pack", path_argument(path), "packed.zip", *words])
+
+
+def describe_removed_vectors(report: ChangeReport, path: Path) -> str | None:
+    """Warn that an undo removes the vectors that a run brought into the store at ``path``; None if it removes none.
+
+    An undo cannot be undone, and what the vectors were copied from may be gone since.
+    """
+    bases = report.removed_vectors or []
+    if not bases:
+        return None
+    return tr(
+        "The vectors that this run brought are removed from {bases}. If there is no other copy, pack them first: "
+        "{command}",
+        bases=language.format_count(len(bases), "base"),
+        command=_pack_command(path, bases),
+    )
 
 
 def _undo_report(
@@ -279,7 +330,15 @@ def _undo_report(
         left.append(Unresolved(finding=finding, reason=reason, subject=change.path))
     bases = base_names(store, {action.base for action in actions if action.base is not None})
     run.end()
-    return ChangeReport(head=run.head(), bases=bases, actions=actions, left=left, undo=None, undone=chosen.run_id)
+    return ChangeReport(
+        head=run.head(),
+        bases=bases,
+        actions=actions,
+        left=left,
+        undo=None,
+        undone=chosen.run_id,
+        removed_vectors=outside.removed_vectors or msgspec.UNSET,
+    )
 
 
 def make_plan(store: Store, planner: Planner) -> Plan:

@@ -11,15 +11,17 @@ from pathlib import Path, PurePosixPath
 import apsw
 import msgspec
 
+from checks.audit.findings import HOT_JOURNAL
 from migrators.pipeline import publication
-from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite
-from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
+from regraft.errors import LedgerUnreadable, RunUnknown, UndoBesideJournal, UndoRefused
 from regraft.identity import iso_time, replace
 from regraft.language import join_list, tr
 from regraft.ledger.ledger import FOLDER, Ledger, RunRecord, ledger_path, read_runs
 from regraft.ledger.values import FileStamp, RecordedAction, RecordedChange
 from regraft.report.document import Report
-from regraft.text import printable
+from regraft.stores.locate import INDEX_FILE
+from regraft.text import join_command, path_argument, printable
 from repair.changes import changesets, execution, files
 from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, Unresolved
@@ -153,6 +155,7 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
     Raises:
         LedgerUnreadable: undo data is damaged, or contains changes that no run makes.
         UndoRefused
+        UndoBesideJournal: a changed file may only seem changed, because it has the journal of a killed program.
         StoreBusy, StoreNotWritable
     """
     rebuilt = rebuilt_caches(root, run)
@@ -165,6 +168,7 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
     for path, chain in chains.items():
         what = _find_change_since(root, chain, dry_run)
         if what is not None:
+            _refuse_journal(root, path, run.run_id)
             raise UndoRefused(path=root / path, what=what, run=run.run_id)
     if not dry_run:
         # Refuse a file that is in use before any other file is undone.
@@ -174,6 +178,24 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
             else:
                 with changesets.write_transaction(root / change.path, keep=False):
                     pass
+
+
+def _refuse_journal(root: Path, path: str, run_id: str) -> None:
+    """Raise UndoBesideJournal if an index at or below a path has the journal of an unfinished transaction.
+
+    ``root`` is the store, ``path`` what a run changed, below it.
+    """
+    for database in files.find_databases(root / path):
+        is_index = links.real_path(database).match(INDEX_FILE)
+        if is_index and any(one.name.endswith("-journal") for one in untrusted_sqlite.find_companions(database)):
+            store = path_argument(root)
+            raise UndoBesideJournal(
+                path=root,
+                file=printable(database.relative_to(root).as_posix()),
+                run=run_id,
+                repair=join_command(["regraft", "repair", store, "--only", HOT_JOURNAL]),
+                again=join_command(["regraft", "undo", store, run_id]),
+            )
 
 
 def rebuilt_caches(root: Path, run: RunRecord) -> list[RecordedChange]:

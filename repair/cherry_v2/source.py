@@ -182,9 +182,18 @@ class BaseSource:
         return [*found, *(one for base in self.chosen if (one := self._index_damage(base)) is not None)]
 
     @cached_property
+    def recorded_losses(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What the source records of rows that v1 or a salvage had lost (:func:`recorded_losses`)."""
+        return recorded_losses(self.store.root, self.store.found)
+
+    @property
     def lost_items(self) -> Collection[str]:
         """Ids of the items of which the source records that a salvage lost rows, or may have."""
-        return recorded_losses(self.store.root, self.store.found)[1].keys()
+        return self.recorded_losses[1].keys()
+
+    def files_without_rows(self, base: str) -> int | msgspec.UnsetType:
+        """Return how many files of the base with this id had no rows in v1, as the source records; unset if none."""
+        return self.recorded_losses[0].get(base) or msgspec.UNSET
 
     def losses(self, *, is_recorded: bool) -> list[Unresolved]:
         """Report the rows that the source records as lost in a salvage.

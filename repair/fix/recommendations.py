@@ -19,7 +19,7 @@ import apsw
 from checks.audit.collector import CommandLine, Level
 from checks.audit.findings import SAMPLES, Audit, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.audit import recorded_losses
+from checks.cherry_v2.audit import recorded_losses, texts_without_vector
 from regraft.errors import RegraftError
 from regraft.identity import replace
 from regraft.kinds import V2_STORES, Kind
@@ -184,6 +184,7 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     if found.kind not in V2_STORES or found.stores.catalog is None:
         return audit
     _, lost_rows = recorded_losses(found.tree.path, found)
+    without_vector = texts_without_vector(found.tree.path, found)
     if not any(_may_be_in_copy(one, lost_rows) for one in audit.findings):
         return audit
     source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_texts(found.tree.path)
@@ -197,6 +198,8 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
         # The rows of these items could not be salvaged from the source itself.
         lacks_rows = finding.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.UNIT_MISSING)
         is_lost = lacks_rows and lost_rows.keys() >= set(finding.samples)
+        # The source did not have these vectors.
+        is_lost |= finding.name == v2.VECTOR_MISSING and finding.count <= without_vector.get(str(finding.base), 0)
         # Whether the source has the text of an item without a file is not certain.
         is_named = not is_lost and not finding.is_beyond_repair
         return _with_copy_command(finding, path, source if is_named else None, is_whole=found.stores.is_whole)
@@ -232,8 +235,9 @@ def _may_be_in_copy(finding: Finding, lost_rows: Collection[str], synced: Collec
     """
     if (finding.name, finding.base) in synced:
         return False
+    has_lost = has_lost_rows(finding, lost_rows)
     # Of an item without a file, a copy may have the text.
-    is_hopeless = finding.is_beyond_repair and finding.name != v2.ITEM_NO_MATERIAL
+    is_hopeless = finding.is_beyond_repair and finding.name != v2.ITEM_NO_MATERIAL and not has_lost
     is_grave = notices.is_at_least(finding.severity, "warning") and not is_hopeless
     words = [] if finding.repair is None else split_command(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
@@ -241,7 +245,7 @@ def _may_be_in_copy(finding: Finding, lost_rows: Collection[str], synced: Collec
         # The text is in the index and only has to be split again.
         return False
     has_lost_tables = finding.name == v2.SCHEMA_MISSING and not words
-    is_lacking = finding.name in LACKING or has_lost_tables or has_lost_rows(finding, lost_rows)
+    is_lacking = finding.name in LACKING or has_lost_tables or has_lost
     return is_lacking and finding.base is not None and is_grave and is_first
 
 

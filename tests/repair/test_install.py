@@ -124,7 +124,7 @@ def test_bases_come_into_the_profile_and_go_again(case):
     before = tables(case.profile)
     with untouched(case.library):
         done = case.install()
-    assert done.status == 0, done.stderr
+    assert done.status == 1, done.stderr
     assert actions(done) == ["copy-base"] * 3 + ["back-up-database", "insert-model"] + ["insert-base"] * 3
     for base in (ALPHA, BETA, GAMMA):
         assert files_of(case.folder(base)) == files_of(case.library / "KnowledgeBase" / base)
@@ -142,7 +142,7 @@ def test_bases_come_into_the_profile_and_go_again(case):
 
 def test_rows_are_those_of_the_library_by_the_profiles_own_columns(case):
     case.catalog(f"UPDATE knowledge_base SET group_id = 'mine' WHERE id = '{ALPHA}'")
-    assert case.install().status == 0
+    assert case.install().status == 1
     query = (
         "SELECT id, name, dimensions, embedding_model_id, status, error, chunk_size, chunk_overlap, chunk_separator,"
         " created_at, updated_at FROM knowledge_base WHERE id <> 'own' ORDER BY rowid"
@@ -159,7 +159,7 @@ def test_rows_are_those_of_the_library_by_the_profiles_own_columns(case):
 def test_a_dry_run_touches_nothing_and_says_the_same(case):
     with untouched(case.library, case.profile):
         planned = case.install("--dry-run")
-    assert planned.status == 0
+    assert planned.status == 1
     assert not (case.profile / ".regraft").exists()
     assert planned.document["actions"] == case.install().document["actions"]
 
@@ -207,7 +207,7 @@ def test_some_bases_by_v1_or_v2_ids(case, name):
     assert case.install("--base", name).status == 0
     assert [path.name for path in case.folder("").iterdir()] == [BETA]
     assert rows(case.database, "SELECT DISTINCT base_id FROM knowledge_item") == [(BETA,)]
-    assert case.install().status == 0
+    assert case.install().status == 1
     assert rows(case.database, "SELECT count(*) FROM knowledge_base") == [(4,)]
 
 
@@ -240,22 +240,64 @@ def test_undo_keeps_what_the_application_wrote_elsewhere_since(case):
     assert rows(case.database, "SELECT id FROM knowledge_base") == [("own",)]
 
 
+def command_after(message, word):
+    """Return the words of the command that follows ``word`` in a message."""
+    return command_words(message.partition(word)[2].partition("; then")[0].removesuffix("."))
+
+
 def test_undo_names_the_command_that_keeps_what_may_be_the_last_copy(case, tmp_path, monkeypatch):
     case.install()
-    shutil.rmtree(case.library)
     monkeypatch.chdir(tmp_path)
+    held = {path.parents[1].name: vectors_in(path) for path in case.profile.rglob("index.sqlite")}
+    assert held.keys() == {ALPHA, BETA}
     planned = run("undo", case.profile, "--dry-run").stdout
     (line,) = (line for line in planned.splitlines() if "If there is no other copy, pack them first: " in line)
-    assert line.startswith("The vectors that this run brought are removed from ")
-    held = {path.parents[1].name: vectors_in(path) for path in case.profile.rglob("index.sqlite")}
-    assert any(held.values())
-    words = command_words(line.partition("first: ")[2])
-    assert run(*words[1:], "-y" if "-y" in run("pack", "--help").stdout else "-q").status in (0, 1)
-    assert run("undo", case.profile, "-y").status == 0
+    # The failed base has no vectors.
+    assert line.startswith("The vectors that this run brought are removed from 2 bases. ")
+    shutil.rmtree(case.library)
+    before = files_of(case.profile)
+    for option in ("--dry-run", "-y"):
+        message = said(run("undo", case.profile, "--json", option), "UndoOfLastCopy", REFUSED)
+        assert str(case.library) in message
+    assert files_of(case.profile) == before
+    pack, again = (command_after(message, word) for word in ("pack them first: ", "name the run: "))
+    assert run(*pack[1:], "-y").status in (0, 1)
+    done = run(*again[1:], "-y", "--json")
+    assert (done.status, done.stderr, set(done.document["removed_vectors"])) == (0, f"{line}\n", {ALPHA, BETA})
     with zipfile.ZipFile(tmp_path / "packed.zip") as archive:
         archive.extractall(tmp_path / "packed")
     packed = {path.parents[1].name: vectors_in(path) for path in (tmp_path / "packed").rglob("index.sqlite")}
     assert packed == held
+
+
+def test_an_undo_beside_a_journal_names_the_repair(case):
+    case.install()
+    before = tables(case.profile)
+    path = case.folder(BETA) / ".cherry" / "index.sqlite"
+    a_hot_journal(path)
+    error = run("undo", case.profile, "-y", "--json").document["error"]
+    assert (error["code"], error["exit_status"]) == ("UndoBesideJournal", REFUSED)
+    message = error["message"]
+    repair, again = (command_after(message, word) for word in ("the transaction first: ", "name the run: "))
+    assert tables(case.profile) == before
+    assert run(*repair[1:], "-y").status == 0
+    assert run(*again[1:], "-y").status == 0
+    assert rows(case.database, "SELECT id FROM knowledge_base") == [("own",)]
+    assert not path.exists()
+
+
+def a_hot_journal(path):
+    """Leave an index and its journal as a power cut during a transaction does."""
+    journal = path.with_name(f"{path.name}-journal")
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in ("PRAGMA cache_size = 1", "BEGIN", "UPDATE meta SET updated_at = 9", "CREATE TABLE t (x)"):
+            db.execute(statement)
+        for _ in range(100):
+            db.execute("INSERT INTO t VALUES (zeroblob(3000))")
+        cut_off = {place: place.read_bytes() for place in (path, journal)}
+        db.execute("ROLLBACK")
+    for place, content in cut_off.items():
+        place.write_bytes(content)
 
 
 def vectors_in(path):
@@ -268,7 +310,8 @@ def test_undo_is_refused_where_a_base_was_used_since(case):
     case.install()
     changed(case.profile, f"UPDATE knowledge_base SET name = 'Mine now' WHERE id = '{BETA}'")
     with untouched(case.folder("")):
-        assert said(run("undo", case.profile, "--json"), "UndoRefused", REFUSED)
+        done = run("undo", case.profile, "--json")
+    assert (done.status, done.document["error"]["code"]) == (REFUSED, "UndoRefused")
 
 
 def test_an_index_with_a_log_is_copied_as_its_readers_see_it(case, tmp_path):
@@ -280,7 +323,7 @@ def test_an_index_with_a_log_is_copied_as_its_readers_see_it(case, tmp_path):
         db.execute("UPDATE meta SET updated_at = 77")
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{copy}{suffix}", f"{path}{suffix}")
-    assert case.install().status == 0
+    assert case.install().status == 1
     index = case.folder(BETA) / ".cherry" / "index.sqlite"
     assert sorted(one.name for one in index.parent.iterdir()) == ["index.sqlite"]
     assert rows(index, "SELECT updated_at FROM meta") == [(77,)]
@@ -347,7 +390,8 @@ def test_a_copy_without_its_rerank_model_counts_as_installed(case):
     done = run("install", case.library, "--profile", case.profile, "--base", "beta", "--as-new", "-y")
     new = identity.copied_base_id(BETA)
     assert rows(case.database, f"SELECT rerank_model_id FROM knowledge_base WHERE id = '{new}'") == [(None,)]
-    assert f"Base beta  ({new})\n  its rerank model gone::rank does not exist in the profile" in done.stdout
+    assert f"Installed with a difference:\nBase beta  ({new})\n  its rerank model gone::rank" in done.stdout
+    assert "Not changed:" not in done.stdout
     assert done.stdout.endswith("Start the application: it has 1 of 1 base.\n")
 
 
@@ -391,7 +435,7 @@ def test_assistants_get_the_bases_that_a_row_without_one_names(case):
     row = "INSERT INTO assistant_knowledge_base VALUES ('cook', 'gamma', 1, 1)"
     changed(case.profile, row, foreign_keys=False)
     before = tables(case.profile)
-    assert case.install().status == 0
+    assert case.install().status == 1
     found = rows(case.database, "SELECT * FROM assistant_knowledge_base ORDER BY created_at")
     assert found == [("cook", "gamma", 1, 1), ("cook", GAMMA, NOW_MS, NOW_MS)]
     assert run("undo", case.profile, "-y").status == 0
@@ -402,7 +446,7 @@ def test_assistants_get_the_bases_that_a_row_without_one_names(case):
 def test_what_v1_left_may_be_anything(case, state):
     (case.profile / "redux.json").write_text(state, "utf-8")
     changed(case.profile, """UPDATE assistant SET settings = '{"knowledge": ' || x'ff' || '[' WHERE id = 'cook'""")
-    assert case.install().status == 0
+    assert case.install().status == 1
     assert rows(case.database, "SELECT count(*) FROM assistant_knowledge_base") == [(0,)]
 
 
@@ -468,8 +512,12 @@ def test_a_base_that_is_there_comes_as_a_new_one(case, edited):
         changed(case.profile, f"DELETE FROM knowledge_item WHERE base_id = '{BETA}'")
     before = tables(case.profile)
     done = case.install("--base", "beta", "--as-new")
-    assert (done.status, done.document["left"]) == (0, []), done.stderr
     new = identity.copied_base_id(BETA)
+    # A copy of what is there already is said to be one.
+    same = f"the profile already has the same base {BETA}; this is a copy of it, with the same texts"
+    left = [] if edited else [("base.exists", new, same)]
+    assert [(one["finding"], one["base"], one["reason"]) for one in done.document["left"]] == left
+    assert done.status == (0 if edited else 1), done.stderr
     assert [(one["base"], one["subject"]) for one in done.document["actions"] if one["action"] == "insert-base"] == [
         (new, BETA)
     ]
@@ -509,7 +557,7 @@ def test_a_path_that_is_an_items_own_id_becomes_the_new_one(case):
         db.execute("UPDATE material SET relative_path = material_id WHERE material_id = ?", (item,))
     case.catalog(f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', id) WHERE id = '{item}'")
     case.install("--base", "alpha")
-    assert case.install("--base", "alpha", "--as-new").status == 0
+    assert case.install("--base", "alpha", "--as-new").status == 1
     new = identity.copied_base_id(ALPHA)
     found = rows(case.folder(new) / ".cherry" / "index.sqlite", "SELECT material_id, relative_path FROM material")
     own = [material for material, path in found if material == path]
@@ -583,7 +631,7 @@ def test_a_base_that_lost_its_folder_gets_it_again(case):
 def test_a_profile_of_another_time(case, statement, what):
     changed(case.profile, statement)
     if what is None:
-        assert case.install().status == 0
+        assert case.install().status == 1
     else:
         assert what in refused(case, "ProfileUnknown")
 
@@ -766,7 +814,7 @@ def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
     assert case.install().status in (REFUSED, STOPPED)
     assert tables(case.profile) == before
     monkeypatch.undo()
-    assert case.install().status == 0
+    assert case.install().status == 1
 
 
 def test_a_copy_that_differs_is_not_used(case, monkeypatch):
@@ -855,7 +903,7 @@ def test_a_disk_that_fills_up(case, tmp_path, share):
     before = tables(case.profile)
     other = shutil.copytree(case.profile, tmp_path / "other")
     with on_disk(Disk()) as disk:
-        assert Case(case.library, other).install("--dry-run").status == 0
+        assert Case(case.library, other).install("--dry-run").status == 1
         planned = disk.writes
     with on_disk(Disk()) as disk:
         assert Case(case.library, other).install().status == 0

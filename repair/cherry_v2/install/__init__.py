@@ -37,7 +37,7 @@ from regraft.identity import replace
 from regraft.language import format_count, join_parts, tr
 from regraft.ledger.values import WORK
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.text import decode_halves, join_command, one_line, path_argument
+from regraft.text import decode_halves, join_command, one_line, path_argument, path_text
 from repair.changes.files import find_damage
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -249,10 +249,13 @@ class _Planner:
             )
             self._leave(base, v2.BASE_EXISTS, message)
             return None
-        return self._as_copy(base)
+        return self._as_copy(base, is_same_there=there is _SAME)
 
-    def _as_copy(self, base: str) -> NewBase | None:
-        """Choose new ids, derived from the old ones, for a base of the source; None if that copy exists already."""
+    def _as_copy(self, base: str, *, is_same_there: bool) -> NewBase | None:
+        """Choose new ids, derived from the old ones, for a base of the source; None if that copy exists already.
+
+        If ``is_same_there``, the profile also has the base itself, with the same content; that is reported.
+        """
         query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
         created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
         ids = CopyIds(base, created)
@@ -260,6 +263,11 @@ class _Planner:
         there = self._find_existing(copy)
         if there is None:
             self._store.names[ids.base] = self._library.name_of(base)
+            if is_same_there and self._options.name is None:
+                message = tr(
+                    "the profile already has the same base {base}; this is a copy of it, with the same texts", base=base
+                )
+                self._leave(ids.base, v2.BASE_EXISTS, message)
             return copy
         if there is not _SAME:
             self._leave(
@@ -477,10 +485,17 @@ class _Planner:
             subject=name,
             count=len(own),
             bytes=0 if self._options.is_outline else size,
+            origin=UNSET if self._options.is_outline else self._origin(base.origin),
         )
         actions = (action, *(() if vectors is None else vectors.actions()))
         copy = FolderCopy(self._library, base.origin, own, base.new_ids, vectors)
         self._made.changes.append(FileChange(path=name, actions=actions, make=copy.make, bytes=size, mark=copy.mark))
+
+    def _origin(self, base: str) -> str:
+        """Return the absolute path of the source's archive, or of its index of a base."""
+        archive = self._library.archive
+        path = self._library.folder(base) / INDEX_FILE if archive is None else self._library.store.path
+        return path_text(links.real_path(path.absolute()))
 
     def _set_allowed_errors(self, base: NewBase, findings: list[Finding]) -> None:
         """Record that the installed base may have only errors that the source has, according to its ``findings``."""
@@ -598,6 +613,7 @@ class _Planner:
             count=1 + count,
             bytes=held,
             lost=lost or UNSET,
+            without_rows=self._library.files_without_rows(base.origin),
         )
 
 

@@ -18,8 +18,9 @@ import msgspec
 
 from migrators.pipeline import preflight
 from migrators.pipeline.publication import BaseState, TargetLibrary, base_state, check_base_entries, check_ledger
-from regraft.disk import durable, file_paths, links, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite, writable
 from regraft.errors import RegraftError
+from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import format_count, tr
 from regraft.ledger import ledger as ledgers
@@ -135,12 +136,14 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord], *, has
     """
     subjects = _subjects(run.actions, WRITE_LIBRARY)
     if not subjects:
-        return OutsideUndo()
+        brought = _find_brought_bases(store, run)
+        return OutsideUndo(removed_vectors=list(brought), lost_origin=_find_lost_origin(brought.values()))
     library = Path(subjects[0])
     aside = _aside(library, run.run_id)
     place = library if file_paths.exists(library) or not file_paths.exists(aside) else aside
     if not file_paths.exists(place):
-        return OutsideUndo()
+        # What the library was migrated from may still exist.
+        return OutsideUndo(removed_vectors=list(_find_brought_bases(store, run)))
     others = (one for one in runs if one.run_id != run.run_id and undoable_changes(one))
     is_used = any(
         subjects[0] in _subjects(one.actions, name) for one in others for name in (WRITE_LIBRARY, READ_LIBRARY)
@@ -154,6 +157,35 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord], *, has
     size = sum(file_paths.lstat(path).st_size for path in file_paths.iterate_below(place))
     action = Action(action=REMOVE_LIBRARY, subject=subjects[0], bytes=size, message=message)
     return OutsideUndo(actions=[action], during=partial(_removing, library, aside))
+
+
+#: Actions that bring the vectors of a base into a store.
+_BRINGING = ("copy-base", "write-index")
+
+
+def _find_brought_bases(store: Store, run: RunRecord) -> dict[str, str | None]:
+    """Map the bases whose vectors a run brought into a store, sorted by id, to the path that they came from, if known.
+
+    Bases without a vector are left out. An index that cannot be read counts as one with vectors.
+    """
+    origins = {str(one.base): one.origin or None for one in run.actions if one.action in _BRINGING and one.base}
+    return {base: origins[base] for base in sorted(origins) if base in store.stores and _has_vectors(store, base)}
+
+
+def _has_vectors(store: Store, base: str) -> bool:
+    """Whether the index of a base has a vector, or cannot be read."""
+    try:
+        with sqlite.open_readonly(store.root / store.stores[base].name) as db:
+            return db.execute("SELECT 1 FROM embedding LIMIT 1").get is not None
+    except READ_ERRORS:
+        return True
+
+
+def _find_lost_origin(origins: Iterable[str | None]) -> str | None:
+    """Return the first recorded path from which vectors were copied and at which nothing is any more, or None."""
+    # A ledger may come from an untrusted source: paths of other computers and of devices are not looked for.
+    known = (path for path in origins if path is not None and ledgers.is_suggestible(path))
+    return next((path for path in known if not file_paths.lexists(Path(path))), None)
 
 
 def remove_leftovers(profile: Path) -> None:

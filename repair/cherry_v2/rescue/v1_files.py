@@ -25,7 +25,7 @@ from migrators.pipeline.source_files import copy_upload, find_upload
 from regraft import identity
 from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
-from regraft.disk.trees import SourceReadFailed, Tree, ZipTree, join_path, require_free_space
+from regraft.disk.trees import FolderTree, SourceReadFailed, Tree, ZipTree, join_path, require_free_space
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
 from regraft.formats import okf
 from regraft.formats.cherry_v1.layout import StatePaths, find_vector_file
@@ -41,6 +41,7 @@ from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.stores.locate import INDEX_FILE, Located, open_store
+from regraft.text import path_text
 from repair.changes.files import copy_database
 from repair.changes.store import Store
 from repair.cherry_v2.item_paths import find_snapshot_name
@@ -211,6 +212,12 @@ class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
     plan: BasePlan
     #: State of the file when it was planned.
     mark: sqlite.FileState
+
+    @property
+    def origin(self) -> str | None:
+        """The absolute path of the vector file in a folder; None for a member of an archive and a salvaged copy."""
+        is_own = isinstance(self.tree, FolderTree) and self.path.is_relative_to(self.tree.path)
+        return path_text(links.real_path(self.path.absolute())) if is_own else None
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
         """Yield the bodies of a planned material in order; ``db`` is the open vector file.
