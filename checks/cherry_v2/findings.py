@@ -282,7 +282,8 @@ ITEM_NOT_INDEXED = register(
         "salvage may have lost its rows."
     ),
     tr(
-        "`regraft backfill` for a note. A URL has to be indexed again in the application, because "
+        "`regraft repair --from SOURCE` if a salvage lost its rows and another copy of the data has them; "
+        "`regraft backfill` for a note. Otherwise a URL has to be indexed again in the application, because "
         "regraft does not fetch anything."
     ),
     "backfill",

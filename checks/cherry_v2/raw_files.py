@@ -165,9 +165,9 @@ def _report_item_without_material(
         message = tr("{what}, and {lacks}", what=message, lacks=lacks)
     severity: Severity = "warning" if had_text else "note"
     if is_lost:
-        message = tr("{what}: its rows may have been among those that could not be salvaged", what=message)
+        message = tr("{what}: the rows may have been among those that could not be salvaged", what=message)
     elif is_file and never_stored:
-        severity, message = "note", tr("{what}: v1 had no rows of it", what=message)
+        severity, message = "note", tr("{what}: v1 had no rows", what=message)
     findings.add(
         v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED,
         message,
@@ -190,7 +190,7 @@ def _find_obstacle(item: Row, raw: Path) -> str | None:
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
         return None if is_plain else tr("with a file that is not plain text")
-    return tr("with no text of its own") if item.get("type") == "note" else tr("with no file to read it from")
+    return tr("with no text in the note") if item.get("type") == "note" else tr("with no file to read it from")
 
 
 def check_raw_files(

@@ -25,6 +25,7 @@ from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
 from regraft.disk import file_paths, links, scratch, sqlite
 from regraft.errors import PlanOutdated, SourceNotMigratable, UnitRefused, WrongUsage
+from regraft.formats import okf
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
@@ -259,6 +260,16 @@ class Donor:
         is_other = file is not None and other is not None and not self._is_same_file(file, str(found))
         return None if is_other else str(item.get("id"))
 
+    def listed_snapshot(self, item: Row) -> tuple[str, str] | None:
+        """Return path and content of an item's snapshot, in a copy of the same base; None if its text is another."""
+        query = "SELECT relative_path, current_content_hash FROM material WHERE material_id = ?"
+        for path, content_hash in self._db.execute(query, (item.get("id"),)) if self.is_same_base else ():
+            file = None if self._raw is None or self.is_own else find_raw_file(str(path), self._raw)
+            content = None if file is None else decode_utf8(links.read_bytes(file))
+            if content is not None and identity.text_hash(okf.strip_block(content)) == content_hash:
+                return str(path), content
+        return None
+
 
 class Donors:
     """The donors of one base, in order of preference. Implements :class:`repair.cherry_v2.indexing.TextDonor`."""
@@ -295,6 +306,11 @@ class Donors:
             if donated is not None:
                 return donated
         return None
+
+    def listed_snapshot(self, item: Row) -> tuple[str, str] | None:
+        """Find the snapshot of an item in a copy of the same base: its path and its content."""
+        found = (donor.listed_snapshot(item) for donor in self.donors)
+        return next((one for one in found if one is not None), None)
 
     def _count_use(self, donor: Donor, *, is_proven: bool) -> None:
         """Record that a donor gave a text, and whether this proves that it is a copy of the repaired base."""

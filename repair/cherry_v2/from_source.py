@@ -31,11 +31,17 @@ from regraft.stores.locate import open_store
 from regraft.text import decode_utf8, join_command, path_argument, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
-from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved, group_by_base
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
 from repair.cherry_v2 import donor_indexes, salvage
-from repair.cherry_v2.catalog_changes import demand_catalog, is_selected, read_store_catalog
+from repair.cherry_v2.catalog_changes import (
+    CatalogStatements,
+    demand_catalog,
+    is_selected,
+    make_catalog_change,
+    read_store_catalog,
+)
 from repair.cherry_v2.donor_indexes import BaseModel, Donor, DonorBases, Donors, MissingHashes
 from repair.cherry_v2.indexing import BLOCKING, BaseTexts, has_own_text, write_index
 from repair.cherry_v2.item_texts import find_raw_file
@@ -99,7 +105,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     findings: list[Finding]
     #: Ids of the items that lost rows in a salvage, or may have.
     lost: Collection[str] = ()
+    #: Changes of the catalog by all bases of the run.
+    statements: CatalogStatements
     _plan: Plan = msgspec.field(default_factory=Plan)
+    #: New snapshots. They are written before the catalog names them.
+    snapshots: list[FileChange] = msgspec.field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -155,13 +165,12 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             texts = self._base_texts(donors)
             texts.find_materials(db)
             texts.find_items(materials)
-            texts.find_partial(db, self.lost)
-            wanted = self._new_missing_hashes()
-            if self._model.id is not None:
-                wanted.add_all(donor_indexes.read_missing_hashes(db, self._model.bytes))
-                for keys in _chunks(key for key, _ in texts.bodies()):
-                    wanted.add(donor_indexes.find_hashes_without_vector(db, keys, self._model.bytes))
-        vector_donors, count = self._find_vector_donors(wanted, index, donors, [])
+            texts.find_partial(db)
+            wanted = self._find_missing_hashes(db, texts)
+            vector_donors, count = self._find_vector_donors(wanted, index, donors, [])
+            if self._model.id is not None and self._leave_out_texts(db, texts, vector_donors):
+                wanted = self._find_missing_hashes(db, texts)
+                count = wanted.found_in(vector_donors, self._model.bytes)
         changes = [*self._contents_change(index, needs, donors)]
         if texts.new:
             changes.append(texts.rows_change())
@@ -185,6 +194,38 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             self._plan.changes.append(change)
             self._plan.read[change.path] = files.file_stamp(self.store.root / change.path)
         self._finish_findings(texts, wanted.count - count)
+        # Last, because a base is planned again if its copy turns out to be damaged.
+        self.snapshots += texts.copied_snapshots()
+        self.statements.actions += texts.update(self.statements)
+
+    def _find_missing_hashes(self, db: apsw.Connection, texts: BaseTexts) -> MissingHashes:
+        """Collect the hashes of texts that have no usable vector in the open index, with those of the new ``texts``.
+
+        None of a base without a model.
+        """
+        wanted = self._new_missing_hashes()
+        if self._model.id is not None:
+            wanted.add_all(donor_indexes.read_missing_hashes(db, self._model.bytes))
+            for keys in _chunks(key for key, _ in texts.bodies()):
+                wanted.add(donor_indexes.find_hashes_without_vector(db, keys, self._model.bytes))
+        return wanted
+
+    def _leave_out_texts(self, db: apsw.Connection, texts: BaseTexts, donors: Sequence[Donor]) -> bool:
+        """Leave out the new texts of items for which the donors have none of the vectors that the open index lacks.
+
+        Such a text would replace one finding by another: texts without a vector. Returns whether any was left out.
+        """
+        left_out = []
+        for one in texts.new:
+            if one.is_donated and one.finding != v2.NO_UNITS:
+                keys = list({key for key, _ in texts.bodies((one,))})
+                missing = donor_indexes.find_hashes_without_vector(db, keys, self._model.bytes)
+                if missing and not donor_indexes.collect_vectors(donors, missing, self._model.bytes):
+                    left_out.append(one)
+        for one in left_out:
+            reason = tr("{source} has its text, but no vector of it", source=printable(self.source))
+            texts.leave_out(one, reason)
+        return bool(left_out)
 
     def _missing_or_damaged_texts(self, db: apsw.Connection) -> Iterator[str]:
         """Yield the hashes that the open index has no text for.
@@ -435,6 +476,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             now_ms=self._now,
             donor=donor,
             is_replaced=is_replaced,
+            lost=self.lost,
         )
 
     def _new_missing_hashes(self) -> MissingHashes:
@@ -513,7 +555,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
 def has_lost_rows(finding: Finding, lost: Collection[str]) -> bool:
     """Whether a finding is about items of which a salvage lost rows; ``lost`` are their ids."""
-    return finding.name == v2.UNIT_MISSING and not set(lost).isdisjoint(finding.samples)
+    return finding.name in (v2.UNIT_MISSING, v2.ITEM_NOT_INDEXED) and not set(lost).isdisjoint(finding.samples)
 
 
 def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
@@ -581,7 +623,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     for row in rows:
         items = catalog.items_of(base_id_text(row))
         planner.plan_base(row, items, found[base_id_text(row)])
-    return planner.made
+    return planner.finish()
 
 
 def _is_repairable(store: Store, base: str, findings: Sequence[Finding], lost: Collection[str]) -> bool:
@@ -604,7 +646,18 @@ class _SourcePlanner:
         self._path = path
         source = donor_indexes.open_source(path, store, options.keep, options.now_ms)
         self._bases = DonorBases(source, options.keep)
+        self._statements = CatalogStatements.of(store)
+        self._snapshots: list[FileChange] = []
         self.made = Plan()
+
+    def finish(self) -> Plan:
+        """Return the plan of all bases."""
+        early: list[Change] = [*self._snapshots]
+        if self._statements.actions:
+            early.append(make_catalog_change(self._statements, ("knowledge_item",)))
+        # If the run stops in between, the next one finds items with a path and no text.
+        self.made.changes[:0] = early
+        return self.made
 
     def plan_base(self, row: Row, items: list[Row], findings: list[Finding]) -> None:
         """Plan the repair of one base, given its row, its items and the audit's findings about it."""
@@ -621,9 +674,11 @@ class _SourcePlanner:
             items=items,
             findings=findings,
             lost=self._lost,
+            statements=self._statements,
         )
         try:
             self.made.add(base.plan())
+            self._snapshots += base.snapshots
         except RegraftError:
             raise
         except READ_ERRORS as error:

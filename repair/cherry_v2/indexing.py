@@ -6,7 +6,7 @@ with a model, the new texts are embedded by ``backfill`` later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
@@ -88,6 +88,9 @@ class TextDonor(Protocol):
 
     def listed_text(self, item: Row) -> DonatedText | None:
         """Return the text that an item has in a copy of the same base, or None."""
+
+    def listed_snapshot(self, item: Row) -> tuple[str, str] | None:
+        """Return path and content of the snapshot that an item has in a copy of the same base, or None."""
 
     def spans(self, content_hash: str) -> list[Span]:
         """Return the unit spans of the text with this hash; empty if it is unknown."""
@@ -248,12 +251,16 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     donor: TextDonor | None = None
     #: Whether a new index file replaces a damaged one.
     is_replaced: bool = False
+    #: Ids of the items that lost rows in a salvage, or may have.
+    lost: Collection[str] = ()
     new: list[NewText] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Snapshots to write: paths and items.
     snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
     #: Snapshots that get the whole text of an item: the front matter and the text, by path.
     completed: dict[str, tuple[str, DonatedText]] = msgspec.field(default_factory=dict)
+    #: Snapshots that are copied from the donor: their content, by path.
+    copied: dict[str, str] = msgspec.field(default_factory=dict)
     #: Guessed encodings, by file.
     guessed: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -408,19 +415,17 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             )
         )
 
-    def find_partial(self, db: apsw.Connection, lost: Collection[str]) -> None:
+    def find_partial(self, db: apsw.Connection) -> None:
         """Collect the whole texts of items that lost rows in a salvage, from the donor.
 
         An item is left as it is if it was indexed again or its snapshot was edited since, or unless its units are a
         part of those of the donor, in the same order and with the same texts.
 
-        Args:
-            db: the open index.
-            lost: ids of the items that lost rows, or may have.
+        ``db`` is the open index.
         """
         for item in self.items:
             key, path = str(item.get("id")), get_indexed_path(item)
-            if key not in lost or path is None or item.get("status") != "completed" or not has_own_text(item):
+            if key not in self.lost or path is None or item.get("status") != "completed" or not has_own_text(item):
                 continue
             created: Any = db.execute(_AS_CREATED, (key, path)).get
             donated, front_matter = (None, None) if created is None else self._find_whole_text(db, item, path)
@@ -463,17 +468,29 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     def completed_snapshots(self) -> Iterator[FileChange]:
         """Yield the changes that write the whole text of items to their snapshots."""
         for path, (front_matter, donated) in self.completed.items():
-            name, content = f"{self._raw_name}/{path}", front_matter + donated.text
-            action = Action(
-                action="write-snapshot",
-                message=tr("complete the snapshot {path}", path=path),
-                base=self.key,
-                subject=name,
-                bytes=len(content.encode()),
-                finding=v2.UNIT_MISSING,
-            )
-            make = partial(durable.put_text, text=content)
-            yield FileChange(path=name, actions=(action,), make=make, bytes=action.bytes)
+            message = tr("complete the snapshot {path}", path=path)
+            yield self._snapshot_change(path, front_matter + donated.text, message, v2.UNIT_MISSING)
+
+    def copied_snapshots(self) -> Iterator[FileChange]:
+        """Yield the changes that write the snapshots of the donor."""
+        for path, content in self.copied.items():
+            message = tr("write the snapshot {path}", path=path)
+            yield self._snapshot_change(path, content, message, v2.ITEM_NOT_INDEXED)
+
+    def _snapshot_change(self, path: str, content: str, message: str, finding: str) -> FileChange:
+        """Make the change that writes ``content`` to a snapshot at ``path`` below ``raw/``, to resolve a finding."""
+        name, size = f"{self._raw_name}/{path}", len(content.encode())
+        action = Action(
+            action="write-snapshot", message=message, base=self.key, subject=name, bytes=size, finding=finding
+        )
+        return FileChange(path=name, actions=(action,), make=partial(durable.put_text, text=content), bytes=size)
+
+    def leave_out(self, text: NewText, reason: str) -> None:
+        """Remove a donated text from the texts to index, and report why its finding stays."""
+        self.new.remove(text)
+        self.completed.pop(text.path, None)
+        self.copied.pop(text.path, None)
+        self._leave(text.finding, reason, text.material)
 
     def find_items(self, materials: dict[str, str]) -> None:
         """Collect the texts of completed items without a material; ``materials`` maps the ids in the index to paths."""
@@ -492,7 +509,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         key, path = str(item.get("id")), get_indexed_path(item)
         finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
         try:
-            if not self._take_donated(item, path, taken) and self._may_take_raw(path):
+            if not self._take_donated(item, path, names, taken) and self._may_take_raw(path):
                 self._take_raw(item, path, finding, names, taken)
         except WrongUsage as problem:
             if self.donor is None:
@@ -533,16 +550,38 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         read = partial(_read_again, item=item, raw=self.raw)
         self._add(finding, str(item.get("id")), path, found.text, spans, read)
 
-    def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
-        """Collect the text of an item from the donor; returns False without a text, or without a path.
+    def _take_listed(self, item: Row, names: FreeNames, taken: set[str]) -> bool:
+        """Collect the text and the snapshot that a copy of the same base has of an item without a path.
 
-        ``path`` is what the item names, if anything; it is added to ``taken``, the paths of materials.
+        Only an item that lost its rows in a salvage gets them. Arguments are those of :meth:`_find_item`. Returns False
+        if the donor lacks one of the two.
+        """
+        if self.donor is None or str(item.get("id")) not in self.lost:
+            return False
+        donated, snapshot = self.donor.listed_text(item), self.donor.listed_snapshot(item)
+        if donated is None or snapshot is None or find_path_problem(snapshot[0]) is not None:
+            return False
+        path, is_there = find_snapshot_name(names, snapshot[0], self.raw, donated.text)
+        if not is_there:
+            self.copied[path] = snapshot[1]
+        taken.add(path)
+        key = str(item["id"])
+        self._add(v2.ITEM_NOT_INDEXED, key, path, donated.text, donated.spans, donated.read, is_donated=True)
+        return True
+
+    def _take_donated(self, item: Row, path: str | None, names: FreeNames, taken: set[str]) -> bool:
+        """Collect the text of an item from the donor; returns False without a text.
+
+        ``path`` is what the item names, if anything; it is added to ``taken``. The other arguments are those of
+        :meth:`_find_item`.
 
         Raises:
             NoText: the path of the item cannot be that of a text.
         """
-        donated = None if self.donor is None or path is None else self.donor.text(item, self.raw)
-        if donated is None or path is None:
+        if path is None:
+            return self._take_listed(item, names, taken)
+        donated = None if self.donor is None else self.donor.text(item, self.raw)
+        if donated is None:
             return False
         self._demand_free(path, taken)
         taken.add(path)
@@ -632,7 +671,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         for one, item in moved:
             statements.set_path(self.key, item, one.path)
         if moved:
-            message = tr("give {items} the path of its snapshot", items=format_count(len(moved), "item"))
+            message = tr("give {items} the path of the snapshot", items=format_count(len(moved), "item"))
             yield Action(
                 action="update-items", message=message, base=self.key, count=len(moved), finding=v2.ITEM_NOT_INDEXED
             )
@@ -665,14 +704,15 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             path=self.index_name, actions=tuple(self._list_actions()), apply=apply, tables=_TABLES, bytes=size
         )
 
-    def bodies(self) -> Iterator[tuple[str, str]]:
-        """Yield hash and text of each unit that will be written."""
-        if not self.new:
+    def bodies(self, texts: Sequence[NewText] | None = None) -> Iterator[tuple[str, str]]:
+        """Yield hash and text of each unit that will be written for some of the collected texts; None: for all."""
+        texts = self.new if texts is None else texts
+        if not texts:
             return
         with (
             sqlite.open_scratch() if self.is_missing else sqlite.open_readonly(self.store.root / self.index_name) as db
         ):
-            for one in self.new:
+            for one in texts:
                 text = one.read(db)
                 for unit in schema.cut_units(one.material, text or "", one.spans if text else ()):
                     yield unit.embedding_text_hash, unit.text

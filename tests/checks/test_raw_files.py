@@ -183,7 +183,7 @@ def test_completed_items_without_a_material(tmp_path: Path) -> None:
         (
             item("n", "note", content=" "),
             "item.not-indexed",
-            f"{UNINDEXED}, and with no text of its own",
+            f"{UNINDEXED}, and with no text in the note",
             "note",
             True,
         ),
@@ -215,7 +215,7 @@ def test_files_of_which_v1_had_no_rows_are_notes(without_rows: int, is_recorded:
     rows = [item("a", relativePath="a.md"), item("b", relativePath="a.md"), item("n", "note", content="c")]
     about = "2 items completed but without a text in the index"
     files = (
-        ("item.no-material", f"{about}: v1 had no rows of it", ("a", "b"), "note", False)
+        ("item.no-material", f"{about}: v1 had no rows", ("a", "b"), "note", False)
         if is_recorded
         else ("item.no-material", about, ("a", "b"), "warning", False)
     )
@@ -229,12 +229,12 @@ def test_items_whose_rows_a_salvage_may_have_lost_are_warnings(tmp_path: Path) -
     (tmp_path / "a.md").write_text("text")
     rows = [item(key, relativePath="a.md") for key in "abc"]
     rows += [item("n", "note", content="c"), item("o", "note", content="c"), item("u", "url")]
-    lost = "its rows may have been among those that could not be salvaged"
+    lost = "the rows may have been among those that could not be salvaged"
     materials = [material("c", "a.md")]
     found = compared(rows, materials, tmp_path, without_rows=1, lost_rows={"a", "c", "n", "u"})
     assert sorted(found) == [
         ("item.no-material", f"{LACKING}: {lost}", ("a",), "warning", False),
-        ("item.no-material", f"{LACKING}: v1 had no rows of it", ("b",), "note", False),
+        ("item.no-material", f"{LACKING}: v1 had no rows", ("b",), "note", False),
         ("item.not-indexed", UNINDEXED, ("o",), "note", False),
         ("item.not-indexed", f"{LACKING}, and with no file to read it from: {lost}", ("u",), "warning", True),
         ("item.not-indexed", f"{LACKING}: {lost}", ("n",), "warning", False),

@@ -298,13 +298,13 @@ def test_an_item_without_a_salvaged_row_is_named_and_is_a_warning_of_check(tmp_p
     found = {one["base"]: one for one in checked.document["findings"] if one["name"] == "item.no-material"}
     about = "1 item completed but without a text in the index: "
     salvaged, read = found.pop(ids["Old clippings"]), found.pop(ids["Harbour museum"])
-    lost = f"{about}its rows may have been among those that could not be salvaged"
+    lost = f"{about}the rows may have been among those that could not be salvaged"
     # The source that was salvaged does not have them either.
     copy = f"regraft repair {library} --from SOURCE --base {salvaged['base']}"
     message = f"{lost}; if you have another copy of the data: {copy}"
     assert (salvaged["severity"], salvaged["message"]) == ("warning", message)
     assert salvaged["repair"] == f"regraft backfill {library} --base {salvaged['base']}"
-    assert (read["severity"], read["message"]) == ("note", f"{about}v1 had no rows of it")
+    assert (read["severity"], read["message"]) == ("note", f"{about}v1 had no rows")
     assert (found, checked.status) == ({}, 1)
 
 

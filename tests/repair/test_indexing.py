@@ -420,7 +420,7 @@ def test_a_repair_is_only_named_where_there_is_a_text(store):
         "1 item completed but without a text in the index, and with a file that is not plain text": None,
         "1 item completed but without a text in the index, and with no file to read it from": None,
         "1 item completed but never indexed, and with no file to read it from": None,
-        "1 item completed but never indexed, and with no text of its own": None,
+        "1 item completed but never indexed, and with no text in the note": None,
     }
     put_file(store, "i1", "plain.txt", b"plain text")
     put_item(store, "i7", "note", source="s", content="text")

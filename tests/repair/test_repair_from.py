@@ -367,6 +367,38 @@ def test_missing_texts_come_back(place: Path, store: Path, statements: tuple[str
     assert rows(index(store)) == broken
 
 
+def test_a_text_without_any_vector_is_not_copied(place: Path, store: Path) -> None:
+    """Otherwise its base would get texts without a vector, which is worse than the note that a file has no text."""
+    copy = Path(shutil.copytree(store, place / "copy"))
+    held = vectors(index(store))
+    lost = ", ".join(f"'{key}'" for (key, body) in bodies(store) if body.endswith("of N"))
+    run_sql(index(copy), f"DELETE FROM embedding WHERE embedding_text_hash IN ({lost})")
+    note = f"(SELECT target_id FROM search_text WHERE embedding_text_hash IN ({lost}))"
+    material = f"(SELECT material_id FROM search_unit WHERE unit_id IN {note})"
+    run_sql(
+        index(store),
+        f"DELETE FROM material WHERE material_id IN {material}",
+        f"DELETE FROM search_unit WHERE unit_id IN {note}",
+        f"DELETE FROM search_text WHERE embedding_text_hash IN ({lost})",
+        f"DELETE FROM embedding WHERE embedding_text_hash IN ({lost})",
+    )
+    with unchanged(store):
+        done = repair(store, copy)
+    [left] = done.document["left"]
+    assert (done.status, left["finding"]) == (1, "item.no-material")
+    assert left["reason"].endswith(f"{copy} has its text, but no vector of it")
+    # With a part of the vectors, the copy has something to give.
+    some = next(key for (key, body) in bodies(copy) if body.endswith("of N"))
+    run_sql(index(copy), f"INSERT INTO embedding VALUES ('{some}', x'{held[some].hex()}', 1)")
+    done = repair(store, copy)
+    assert {one["finding"]: one["count"] for one in done.document["left"]} == {"embedding.missing": 2}
+
+
+def bodies(store: Path) -> list[tuple[str, str]]:
+    """Return hash and text of each body of the first base."""
+    return [(row[5], row[4]) for row in rows(index(store))["search_text"]]
+
+
 @pytest.mark.thorough
 def test_vectors_that_no_search_can_use_are_replaced(place: Path, store: Path) -> None:
     before = rows(index(store))
@@ -617,6 +649,22 @@ def test_the_copy_comes_before_embedding(built: Path, migrated: Path) -> None:
     assert found["message"].endswith(f"if that copy no longer exists: regraft backfill {migrated} --base {KB}")
     assert run_as_given(*found["repair"].split()[1:], "--yes").status == 0
     assert rows(index(migrated)) == rows(index(built / "library"))
+
+
+def test_what_the_source_never_had_is_not_expected_of_it(tmp_path: Path) -> None:
+    source, store = whole(tmp_path / "v1"), tmp_path / "library"
+    with closing(sqlite3.connect(source / "KnowledgeBase" / "kb")) as db, db:
+        db.execute("UPDATE vectors SET vector = NULL WHERE uniqueLoaderId = 'N'")
+    run("migrate", source, "--to", store, "--carry-text", "--yes", "-q", "--now", NOW)
+    found = finding_of(store, "embedding.missing")
+    assert (found["count"], found["repair"]) == (3, f"regraft backfill {store} --base {KB}")
+    assert found["message"].endswith(f"if you have another copy of the data: {copy_command(store)}")
+    run_sql(index(store), "DELETE FROM embedding WHERE rowid = 2")
+    assert finding_of(store, "embedding.missing")["repair"] == copy_command(store, source)
+
+
+def copy_command(store: Path, source: object = "SOURCE") -> str:
+    return f"regraft repair {store} --from {source} --base {KB}"
 
 
 def test_without_a_ledger_the_source_is_for_the_user_to_name(store: Path) -> None:

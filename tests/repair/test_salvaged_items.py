@@ -245,3 +245,74 @@ def test_two_runs_that_are_undone_leave_the_library_recognized(tmp_path: Path) -
     assert before["catalog.sqlite"] == catalog
     assert run("migrate", case.whole, "--to", case.library, "--yes").status == 0
     assert vectors(folder) == ALL
+
+
+def catalog_items(store: Path) -> dict[str, tuple[Any, ...]]:
+    """Return type, status and data of the items of a library by id."""
+    with closing(sqlite3.connect(f"file:{store / 'catalog.sqlite'}?mode=ro", uri=True)) as db:
+        return {row[0]: row[1:] for row in db.execute("SELECT id, type, status, data FROM knowledge_item")}
+
+
+def without_times(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of an index without times and row numbers."""
+    queries = {
+        "content": "SELECT content_hash, text FROM content",
+        "material": "SELECT material_id, relative_path, current_content_hash FROM material",
+        "units": "SELECT unit_id, material_id, unit_index, char_start, char_end FROM search_unit",
+        "bodies": "SELECT target_id, text, embedding_text_hash FROM search_text",
+        "vectors": "SELECT embedding_text_hash, vector_blob FROM embedding",
+    }
+    with closing(sqlite3.connect(f"file:{folder / '.cherry' / 'index.sqlite'}?mode=ro", uri=True)) as db:
+        return {name: sorted(db.execute(query)) for name, query in queries.items()}
+
+
+def test_items_without_a_path_that_lost_all_rows_come_back(tmp_path: Path) -> None:
+    whole = shutil.copytree(REPO / "sample_v1" / "backup", tmp_path / "whole")
+    damaged = shutil.copytree(whole, tmp_path / "damaged")
+    table = damaged / "Data" / "KnowledgeBase" / "GSI9AeE0DFjMMy8kHBcdh"
+    table.write_bytes(table.read_bytes()[:-20480])
+    library, other = tmp_path / "library", tmp_path / "other"
+    done = run("migrate", damaged, "--to", library, "--salvage", "--yes", "--now", NOW, "--json")
+    key = next(one["id"] for one in done.document["bases"] if one["name"] == "Harbour museum")
+    run("migrate", whole, "--to", other, "--yes", "--now", NOW)
+    folder, there = library / "KnowledgeBase" / key, other / "KnowledgeBase" / key
+    lost = {one[0] for one in without_times(there)["material"]} - {one[0] for one in without_times(folder)["material"]}
+    found = run("check", library, "--json").document["findings"]
+    unindexed = [one for one in found if one["name"] == "item.not-indexed" and one["severity"] == "warning"]
+    assert sum(one["count"] for one in unindexed) == 5
+    assert all(f"regraft repair {library} --from SOURCE --base {key}" in one["message"] for one in unindexed)
+    before = snapshot(library)
+    rows, items = dump(folder), catalog_items(library)
+    copy = ("repair", library, "--from", whole, "--base", key, "--json")
+    assert run(*copy, "--dry-run").document["undo"] is None
+    assert snapshot(library) == before
+    done = run(*copy, "--yes")
+    assert (done.status, done.document["left"]) == (0, [])
+    assert without_times(folder) == without_times(there)
+    after = catalog_items(library)
+    assert {item: after[item] for item in lost} == {item: catalog_items(other)[item] for item in lost}
+    assert {item for item in items if items[item] != after[item]} <= lost
+    assert {path.name for path in (folder / "raw").iterdir()} == {path.name for path in (there / "raw").iterdir()}
+    found = run("check", library, "--json").document["findings"]
+    assert [one for one in found if one["base"] == key and one["severity"] != "note"] == []
+    assert run(*copy, "--yes").document["actions"] == []
+    assert run("undo", library, "--yes").status == 0
+    assert (dump(folder), catalog_items(library)) == (rows, items)
+    assert {name for name in snapshot(library) if "/raw/" in name} == {name for name in before if "/raw/" in name}
+    # Index and catalog were changed and reverted: the library is still recognized.
+    assert run("migrate", whole, "--to", library, "--yes", "--now", NOW, "--json").status != 2
+    assert without_times(folder) == without_times(there)
+
+
+def test_a_profile_knows_which_files_had_no_rows_in_v1(tmp_path: Path) -> None:
+    library, there = tmp_path / "library", profile(tmp_path / "profile")
+    run("migrate", REPO / "sample_v1" / "backup", "--to", library, "--yes", "--now", NOW)
+    options = ("--profile", there, "--base", "Boat workshop", "--base", "Harbour museum", "--yes")
+    run("install", library, *options, "--recreate-provider", "openai", "--recreate-provider", "silicon")
+    with closing(sqlite3.connect(there / "cherrystudio.sqlite")) as db:
+        names = {name for (name,) in db.execute("SELECT name FROM knowledge_base WHERE status = 'completed'")}
+    assert names >= {"Boat workshop", "Harbour museum"}
+    found = run("check", there, "--json", "--base", "Boat workshop", "--base", "Harbour museum")
+    (message,) = (one["message"] for one in found.document["findings"] if one["name"] == "item.no-material")
+    assert message == "1 item completed but without a text in the index: v1 had no rows"
+    assert (found.status, {one["severity"] for one in found.document["findings"]}) == (0, {"note"})
