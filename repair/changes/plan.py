@@ -71,7 +71,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     ``finding`` is the finding that it resolves, or None. ``gone`` and ``come`` are ids of deleted and new records, for
     the actions that name them. For an inserted base, ``lost`` are ids of items of which a salvage lost rows,
     or may have, and ``without_rows`` is the number of files that had no rows in v1. ``origin``
-    is the absolute path of the index, vector file or archive from which the action copies vectors.
+    is the path of the index, vector file or archive from which the action copies vectors; without a root, it is below
+    the store.
     """
 
     action: str

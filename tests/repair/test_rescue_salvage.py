@@ -200,3 +200,18 @@ def test_bases_that_need_a_salvage_get_their_own_command_in_the_first_lines(tmp_
     found = _stored(index_of(stranded, "damaged")) | _stored(index_of(stranded, "worse"))
     assert set() < found <= true
     assert "can be restored" not in run("check", stranded).stdout
+
+
+def test_an_undo_is_refused_when_the_vector_file_is_gone(made: Made, tmp_path: Path) -> None:
+    """Wherever the profile is now; only the name of the run takes it back then."""
+    profile_then = _stranded(made, None, tmp_path / "then")
+    found = _rescued(profile_then)
+    profile_now = profile_then.rename(tmp_path / "now")
+    assert run("undo", profile_now, "--dry-run").status == 0
+    (profile_now / "Data" / "KnowledgeBase" / BASE).unlink()
+    refused = run("undo", profile_now, "--yes", "--json")
+    assert (refused.status, refused.document["error"]["code"]) == (2, "UndoOfLastCopy")
+    assert _stored(index_of(profile_now, BASE)) == found
+    words = command_words(refused.document["error"]["message"].partition("name the run: ")[2].removesuffix("."))
+    assert run(*words[1:], "--yes").status == 0
+    assert not index_of(profile_now, BASE).exists()

@@ -137,7 +137,7 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord], *, has
     subjects = _subjects(run.actions, WRITE_LIBRARY)
     if not subjects:
         brought = _find_brought_bases(store, run)
-        return OutsideUndo(removed_vectors=list(brought), lost_origin=_find_lost_origin(brought.values()))
+        return OutsideUndo(removed_vectors=list(brought), lost_origin=_find_lost_origin(store.root, brought.values()))
     library = Path(subjects[0])
     aside = _aside(library, run.run_id)
     place = library if file_paths.exists(library) or not file_paths.exists(aside) else aside
@@ -181,11 +181,14 @@ def _has_vectors(store: Store, base: str) -> bool:
         return True
 
 
-def _find_lost_origin(origins: Iterable[str | None]) -> str | None:
-    """Return the first recorded path from which vectors were copied and at which nothing is any more, or None."""
+def _find_lost_origin(root: Path, origins: Iterable[str | None]) -> str | None:
+    """Return the first recorded path from which vectors were copied and at which nothing is any more, or None.
+
+    Paths without a root are below ``root``, the store.
+    """
     # A ledger may come from an untrusted source: paths of other computers and of devices are not looked for.
     known = (path for path in origins if path is not None and ledgers.is_suggestible(path))
-    return next((path for path in known if not file_paths.lexists(Path(path))), None)
+    return next((path for path in known if not file_paths.lexists(root / path)), None)
 
 
 def remove_leftovers(profile: Path) -> None:

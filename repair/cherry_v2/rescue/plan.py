@@ -113,7 +113,7 @@ class RescuePlanBuilder:
             count=plan.units,
             bytes=size,
             finding=base.finding,
-            origin=rescued.v1.origin or msgspec.UNSET,
+            origin=rescued.v1.origin(self._store.root) or msgspec.UNSET,
         )
         if base.is_bare:
             make = partial(v1_files.write_index, v1=rescued.v1, now_ms=self._now)

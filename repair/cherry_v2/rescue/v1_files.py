@@ -213,11 +213,15 @@ class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
     #: State of the file when it was planned.
     mark: sqlite.FileState
 
-    @property
-    def origin(self) -> str | None:
-        """The absolute path of the vector file in a folder; None for a member of an archive and a salvaged copy."""
-        is_own = isinstance(self.tree, FolderTree) and self.path.is_relative_to(self.tree.path)
-        return path_text(links.real_path(self.path.absolute())) if is_own else None
+    def origin(self, root: Path) -> str | None:
+        """Return the path of the vector file: below ``root``, the profile, or else absolute.
+
+        None for a member of an archive and a salvaged copy.
+        """
+        if not isinstance(self.tree, FolderTree) or not self.path.is_relative_to(self.tree.path):
+            return None
+        path, place = links.real_path(self.path.absolute()), links.real_path(root.absolute())
+        return path_text(path.relative_to(place) if path.is_relative_to(place) else path)
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
         """Yield the bodies of a planned material in order; ``db`` is the open vector file.
