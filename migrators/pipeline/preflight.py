@@ -159,7 +159,7 @@ def _real_path(target: Path) -> Path:
         raise TargetNotWritable(path=target, reason=reason or error) from error
     if max(len(os.fsencode(part)) for part in real.parts) > file_paths.MAX_NAME_BYTES:
         raise TargetNotWritable(path=target, reason=os.strerror(errno.ENAMETOOLONG))
-    for name in real.parts[1:]:
+    for name in real.relative_to(existing_parent(real)).parts:
         if not file_paths.is_storable(name):
             raise TargetNotWritable(path=target, reason=tr("Windows does not allow the name {name}", name=name))
     return real
