@@ -100,22 +100,22 @@ def select_finding_names(names: Iterable[str], accepted: Collection[str], comman
     return chosen
 
 
-def inspect_store(found: Located, options: InspectOptions) -> StoreSummary:
+def inspect_store(source: Located, options: InspectOptions) -> StoreSummary:
     """Summarize a store of any system for ``inspect``.
 
     Raises:
         WrongUsage: items are requested and the system does not support that.
         BrokenJson, SourceUnreadable: the state of the store cannot be read.
     """
-    checks = checks_for(found.kind)
-    if options.items and found.kind in SYSTEMS and not checks.has_items:
+    checks = checks_for(source.kind)
+    if options.items and source.kind in SYSTEMS and not checks.has_items:
         raise WrongUsage(
             problem=tr(
-                "--items is for knowledge bases of the application, and this is {kind}", kind=KIND_NAMES[found.kind]
+                "--items is for knowledge bases of the application, and this is {kind}", kind=KIND_NAMES[source.kind]
             ),
             hint=tr("leave it out"),
         )
-    return checks.inspect(found, options)
+    return checks.inspect(source, options)
 
 
 def make_inspect_report(source: Located, run: Run, options: InspectOptions) -> InspectReport:
@@ -135,18 +135,18 @@ def is_audited(kind: Kind) -> bool:
     return checks_for(kind).audit is not None
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+def audit(source: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Audit a store whose kind :func:`is_audited`. An archive must be unpacked first.
 
     ``command_line`` makes the command lines that fix findings; None: findings get no command.
     """
-    run = checks_for(found.kind).audit
+    run = checks_for(source.kind).audit
     if run is None:
-        raise ValueError(tr("the audit of {kind} is a plan of its migration", kind=found.kind))
-    return run(found, options, command_line)
+        raise ValueError(tr("the audit of {kind} is a plan of its migration", kind=source.kind))
+    return run(source, options, command_line)
 
 
-def resolve_base_ids(found: Located, words: Sequence[str]) -> tuple[str, ...]:
+def resolve_base_ids(source: Located, words: Sequence[str]) -> tuple[str, ...]:
     """Return the ids of the bases that the user named, by id, name or the beginning of an id, in the same order.
 
     Raises:
@@ -154,17 +154,17 @@ def resolve_base_ids(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     """
     if not words:
         return ()
-    if found.kind not in SYSTEMS:
+    if source.kind not in SYSTEMS:
         from checks.cherry_v2.audit import read_base_names  # noqa: PLC0415 - as the adapters, when its data is met
 
-        names_there = read_base_names(found)
+        names_there = read_base_names(source)
         return tuple(resolve_base(word, names_there) for word in words)
-    checks = checks_for(found.kind)
-    known = checks.part_ids(found)
-    ids = {**checks.ids_by_name(found), **{one: one for one in known}}
+    checks = checks_for(source.kind)
+    known = checks.part_ids(source)
+    ids = {**checks.ids_by_name(source), **{one: one for one in known}}
     for word in words:
         if word not in ids:
-            unknown = systems.system_of(found.kind).part_unknown
+            unknown = systems.system_of(source.kind).part_unknown
             named = {key: name for name, key in ids.items() if name != key}
             listed = join_list(f"{one_line(named[one])} ({one})" if one in named else one for one in known)
             raise unknown(base=word, known=listed or "none")

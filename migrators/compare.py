@@ -279,7 +279,7 @@ def compare_stores(
     first: Located,
     second: Located,
     wanted: tuple[str, ...],
-    asked: ComparisonOptions,
+    options: ComparisonOptions,
     watch: progress.Progress | None = None,
 ) -> list[BaseComparison]:
     """Compare every base of the first store with its counterpart in the second, in the order of the first store.
@@ -288,7 +288,7 @@ def compare_stores(
         first: a library, profile, v2 backup, base folder or index file.
         second: another one.
         wanted: ids of the bases of the first store to compare; empty: all.
-        asked: what to search for.
+        options: what to search for.
         watch: called with the progress.
 
     Raises:
@@ -304,7 +304,7 @@ def compare_stores(
     with progress.stage(watch, "Comparing", len(ids), "bases"):
         for base_id in ids:
             watch.at(ours.names[base_id])
-            compared.append(_compare_pair(ours, theirs, base_id, others.get(base_id), asked))
+            compared.append(_compare_pair(ours, theirs, base_id, others.get(base_id), options))
             watch.step(1, 0)
     return compared
 
@@ -379,7 +379,7 @@ def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _compare_pair(
-    ours: StoreBases, theirs: StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
+    ours: StoreBases, theirs: StoreBases, base_id: str, other: str | None, options: ComparisonOptions
 ) -> BaseComparison:
     """Search our base and ``other``, the same base in the other store (None if it has none), and compare."""
     pair = BasePair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
@@ -397,7 +397,7 @@ def _compare_pair(
             cherry_v2.open_index(theirs.source, second) as new,
         ):
             return _compare_indexes(
-                pair, _OpenIndex(ours.source, first, old), _OpenIndex(theirs.source, second, new), asked
+                pair, _OpenIndex(ours.source, first, old), _OpenIndex(theirs.source, second, new), options
             )
     except SourceUnreadable as error:
         return pair.not_searched("damaged", str(error))
@@ -445,23 +445,23 @@ class _OpenIndex(msgspec.Struct, frozen=True):
         return search
 
 
-def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: ComparisonOptions) -> BaseComparison:
+def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, options: ComparisonOptions) -> BaseComparison:
     """Compare what two indexes of a base find for the given queries or, without any, for a sample of stored vectors."""
     dimensions = old.dimensions()
-    count, sample = old.queries(asked.sample)
-    queries = sample if asked.queries is None else list(asked.queries)
+    count, sample = old.queries(options.sample)
+    queries = sample if options.queries is None else list(options.queries)
     fitting = [query for query in queries if len(query.vector) == dimensions]
     if not fitting:
         reason = (
             tr("no vectors to sample")
-            if asked.queries is None
+            if options.queries is None
             else tr("no query has {dimensions} dimensions", dimensions=dimensions)
         )
         return pair.not_searched("not-compared", reason)
     if new.dimensions() not in (None, dimensions):
         return pair.not_searched("different", tr("the index has vectors of a different length"))
     first, second = old.nearest(), new.nearest()
-    return pair.from_queries([compare_answers(first, second, query, asked.count) for query in fitting], count)
+    return pair.from_queries([compare_answers(first, second, query, options.count) for query in fitting], count)
 
 
 def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: Callable[[int], bytes]) -> list[Query]:
@@ -658,7 +658,7 @@ def compare(
     return compared
 
 
-def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: ComparisonOptions) -> BaseComparison:
+def compare_base(old: OldBase, new: Located, store: StoreFile | None, options: ComparisonOptions) -> BaseComparison:
     """Search a base of the source and its new index (None if it has none), and compare."""
     other = None if store is None else store.base_id
     pair = BasePair(legacy_id=old.legacy_id, id=old.id, name=old.name, other=other)
@@ -668,29 +668,29 @@ def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: Com
         return pair.not_searched("missing", tr("V2 has no readable index of it"))
     try:
         with open_table(old.vectors) as table, cherry_v2.open_index(new, store) as index:
-            return _compare_with_index(pair, OldTexts(table, old), index, asked)
+            return _compare_with_index(pair, OldTexts(table, old), index, options)
     except SourceUnreadable as error:
         return pair.not_searched("damaged", str(error))
 
 
 def _compare_with_index(
-    pair: BasePair, texts: OldTexts, index: apsw.Connection, asked: ComparisonOptions
+    pair: BasePair, texts: OldTexts, index: apsw.Connection, options: ComparisonOptions
 ) -> BaseComparison:
     """Compare what a search finds in the source base and in its index, for the given queries or for a sample."""
     vector_bytes = texts.vector_bytes
-    queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
+    queries = texts.sample(options.sample) if options.queries is None else list(options.queries)
     fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]
     if not fitting:
         reason = (
             tr("no vectors to sample")
-            if asked.queries is None
+            if options.queries is None
             else tr("no query has {vector_bytes} dimensions", vector_bytes=vector_bytes // 4)
         )
         return pair.not_searched("not-compared", reason)
     if dimensions_of(index) not in (None, vector_bytes // 4):
         return pair.not_searched("different", tr("the index has vectors of a different length"))
     indexed = IndexTexts(index)
-    results = [compare_answers(texts.nearest, indexed.nearest, query, asked.count) for query in fitting]
+    results = [compare_answers(texts.nearest, indexed.nearest, query, options.count) for query in fitting]
     return pair.from_queries(results, len(texts.hashes))
 
 

@@ -268,9 +268,9 @@ def escape_json(document: str) -> str:
     if is_plain:
         return document
 
-    def escape(found: re.Match[str]) -> str:
+    def escape(match: re.Match[str]) -> str:
         """Escape hidden characters as UTF-16 code units."""
-        return "".join(f"\\u{unit:04x}" for unit in utf16_units(replace_surrogates(found[0])))
+        return "".join(f"\\u{unit:04x}" for unit in utf16_units(replace_surrogates(match[0])))
 
     return _hidden_characters(_STAYS_IN_JSON).sub(escape, document)
 

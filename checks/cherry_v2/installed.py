@@ -272,58 +272,58 @@ def _describe_store(path: Path, why: str, steps: Mapping[Kind, _Step | None]) ->
         return None
 
 
-def _describe_contents(found: Located) -> Iterator[str]:
+def _describe_contents(source: Located) -> Iterator[str]:
     """Yield a sentence that counts the bases of v2 data, or the vector files of v1 data."""
-    if found.stores.catalog is not None:
+    if source.stores.catalog is not None:
         with suppress(CatalogProblem):
-            bases = read_catalog(found.tree.path / found.stores.catalog, data=False).bases
+            bases = read_catalog(source.tree.path / source.stores.catalog, data=False).bases
             yield tr("v2 data, with {bases}.", bases=format_count(len(bases), "base"))
-    elif found.kind in V1_SOURCES:
+    elif source.kind in V1_SOURCES:
         for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
-            names = found.tree.children(folder) if found.tree.kind(folder) == "folder" else []
-            files = sum(found.tree.kind(f"{folder}/{name}") == "file" for name in names if "." not in name)
+            names = source.tree.children(folder) if source.tree.kind(folder) == "folder" else []
+            files = sum(source.tree.kind(f"{folder}/{name}") == "file" for name in names if "." not in name)
             if files:
                 yield tr("v1 data, with {vector_files}.", vector_files=format_count(files, "vector file"))
 
 
-def _describe_profile(found: Located, why: str) -> Installation:
+def _describe_profile(source: Located, why: str) -> Installation:
     """Describe a profile, with facts and next steps; ``why`` says why it was looked at."""
-    path = found.path
-    facts, steps, remedy = _describe_v2(found) if found.kind is Kind.V2_PROFILE else (*_describe_v1(found), None)
+    path = source.path
+    facts, steps, remedy = _describe_v2(source) if source.kind is Kind.V2_PROFILE else (*_describe_v1(source), None)
     if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.detect_running_app(path)
     if running is not None:
         facts.append(tr("The application is running ({running}): end it before anything is changed.", running=running))
-    return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps, remedy=remedy)
+    return Installation(path=str(path), why=why, kind=source.kind, facts=facts, next=steps, remedy=remedy)
 
 
-def _describe_v1(found: Located) -> tuple[list[str], list[NextStep]]:
+def _describe_v1(source: Located) -> tuple[list[str], list[NextStep]]:
     """Return facts about a profile of v1, as sentences, and the commands to run next."""
-    path, kind = found.path, _kind_option(found)
+    path, kind = source.path, _kind_option(source)
     facts = [
-        tr("v1 data, with {vector_files}.", vector_files=format_count(len(_find_vector_files(found)), "vector file"))
+        tr("v1 data, with {vector_files}.", vector_files=format_count(len(_find_vector_files(source)), "vector file"))
     ]
-    if found.tree.kind(EXPORT_FOLDER) == "folder":
+    if source.tree.kind(EXPORT_FOLDER) == "folder":
         facts.append(tr("The application's own upgrade was started and did not finish."))
     migrate = _step("migrate", path, *_TARGET, *kind, does=tr("Make a v2 library of it; the v1 data stay as they are"))
     return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
-def _describe_v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
+def _describe_v2(source: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
     """Return facts about a profile of v2 as sentences, the commands to run next, and the recommended one or None."""
-    path, kind = found.path, _kind_option(found)
+    path, kind = source.path, _kind_option(source)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
-    pending = find_pending_change(found.tree.path)
+    pending = find_pending_change(source.tree.path)
     if pending is not None:
         facts = [tr("v2 data, and {pending}: start the application once before anything is changed.", pending=pending)]
         return facts, [_step("inspect", path, *kind, does=tr("See what is in it"))], None
     try:
-        catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
+        catalog = read_catalog(source.tree.path / str(source.stores.catalog), data=False)
     except CatalogProblem as error:
         return [tr("v2 data, whose database {error}.", error=error)], [check], None
     facts = [tr("v2 data, with {bases}.", bases=format_count(len(catalog.bases), "base"))]
-    vector_files = _find_vector_files(found)
+    vector_files = _find_vector_files(source)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
     items = chain.from_iterable((catalog.items or {}).values())
     folders = sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in items)
@@ -350,11 +350,11 @@ def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
         yield tr("{vector_files} of v1 still on disk.", vector_files=format_count(len(vector_files), "vector file"))
 
 
-def _find_vector_files(found: Located) -> list[Path]:
+def _find_vector_files(source: Located) -> list[Path]:
     """Return the vector files of v1 in the folder of all bases of a profile."""
     for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
         try:
-            inside = sorted((found.tree.path / folder).iterdir())
+            inside = sorted((source.tree.path / folder).iterdir())
         except OSError:
             continue
         return [path for path in inside if path.is_file() and may_be_vector_file(path)]
@@ -373,9 +373,9 @@ def may_be_vector_file(path: Path) -> bool:
         return path.suffix == ""
 
 
-def _kind_option(found: Located) -> tuple[str, ...]:
+def _kind_option(source: Located) -> tuple[str, ...]:
     """Return ``--kind KIND`` if a command would otherwise read the folder that the application's settings name."""
-    return ("--kind", found.kind.value) if profile.find_configured_folders(found.path) else ()
+    return ("--kind", source.kind.value) if profile.find_configured_folders(source.path) else ()
 
 
 def _step(command: str, path: Path, *options: str, does: str) -> NextStep:

@@ -447,13 +447,13 @@ def _check_shared(state: _StoreAudit, collection: CollectionState, scratch: apsw
 # --- the index against every vector ----------------------------------------------------------------------------------
 
 
-def _check_recall(state: _StoreAudit, wanted: list[ChromaCollection]) -> None:
+def _check_recall(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
     """Report collections whose vector index misses too many of the nearest vectors; needs chromadb."""
     if not core.is_installed():
         message = tr("the index was not compared with its vectors, because chromadb is not installed")
         state.findings.add(chroma.RECALL, message, severity="note", is_beyond_repair=True)
         return
-    for one, found in measure_recall(state.db, state.root, wanted):
+    for one, found in measure_recall(state.db, state.root, collections):
         state.findings.check_time()
         if found.problem is not None:
             message = tr("chromadb cannot search it: {problem}", problem=found.problem)

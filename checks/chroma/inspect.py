@@ -123,17 +123,17 @@ def _summarize_collection(
         return structs.replace(summary, problem=str(error))
 
 
-def read_collection_ids(found: Located) -> Sequence[str]:
+def read_collection_ids(source: Located) -> Sequence[str]:
     """Return the ids of the collections of a folder; empty if they cannot be read."""
-    return list(system_of(found.kind).part_names(found))
+    return list(system_of(source.kind).part_names(source))
 
 
-def read_ids_by_name(found: Located) -> Mapping[str, str]:
+def read_ids_by_name(source: Located) -> Mapping[str, str]:
     """Map the names of collections, and their titles in the application, to ids; empty if they cannot be read."""
     try:
-        with database.open_chroma(found.tree.path / database.FILE) as db:
+        with database.open_chroma(source.tree.path / database.FILE) as db:
             collections = database.list_collections(db)
-            return layouts.ids_by_word(layouts.read_layout(found.tree.path, collections), collections)
+            return layouts.ids_by_word(layouts.read_layout(source.tree.path, collections), collections)
     except _PROBLEMS:
         return {}
 

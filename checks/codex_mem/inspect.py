@@ -273,14 +273,14 @@ def audit(store: Located, options: CheckOptions, command_line: CommandLine | Non
     return add_commands(audited, command_line, _OF_ONE_PROJECT)
 
 
-def read_project_ids(found: Located) -> Sequence[str]:
+def read_project_ids(source: Located) -> Sequence[str]:
     """Return the ids of the projects of a database."""
-    return list(_read_projects(found.path))
+    return list(_read_projects(source.path))
 
 
-def read_ids_by_name(found: Located) -> Mapping[str, str]:
+def read_ids_by_name(source: Located) -> Mapping[str, str]:
     """Map the names and slugs of projects to their ids."""
-    known = _read_projects(found.path)
+    known = _read_projects(source.path)
     words = [word for one in known.values() for word in (one.name, one.slug)]
     ids = {word: database.find_project_id(known, word) for word in words}
     return {word: project for word, project in ids.items() if project is not None}

@@ -156,13 +156,13 @@ def convert_data(item_type: str, stored: Any, item_id: str, context: BaseContext
 
 
 def _derived_field_notices(
-    given: dict[str, Any], known: dict[str, str], item_id: str, context: BaseContext
+    fields: dict[str, Any], known: dict[str, str], item_id: str, context: BaseContext
 ) -> Iterator[Notice]:
     """Report which fields were missing and derived, or are unknown.
 
-    ``given`` are the fields of the item in the catalog, ``known`` those after the conversion.
+    ``fields`` are the fields of the item in the catalog, ``known`` those after the conversion.
     """
-    derived = [key for key in known if not _is_given(given, key)]
+    derived = [key for key in known if not _is_given(fields, key)]
     unknown = [key for key in derived if is_blank(known[key])]
     if unknown:
         text = tr("its {unknown} is unknown", unknown=join_list(unknown, tr(" and ")))
@@ -172,9 +172,9 @@ def _derived_field_notices(
         yield _make_notice(notices.DATA_MENDED, text, item_id, context)
 
 
-def _is_given(given: dict[str, Any], key: str) -> bool:
+def _is_given(fields: dict[str, Any], key: str) -> bool:
     """Whether the fields of an item have a usable value for a key: not blank, and for ``relativePath`` a safe path."""
-    value = given.get(key)
+    value = fields.get(key)
     if key == "content":
         return isinstance(value, str)
     return isinstance(value, str) and not is_blank(value) and (key != "relativePath" or _is_safe(value))
@@ -198,17 +198,17 @@ def _decode_object(stored: Any) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
-def _first_text(given: dict[str, Any], keys: tuple[str, ...]) -> str | None:
+def _first_text(fields: dict[str, Any], keys: tuple[str, ...]) -> str | None:
     """Return the first text that is not blank under one of the keys, in the object or a nested one; else None."""
-    return next(_find_texts(given, keys), None)
+    return next(_find_texts(fields, keys), None)
 
 
-def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
+def _find_texts(fields: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
     """Yield the texts under the keys that are not blank, in the object itself and then in the objects inside it."""
     for key in keys:
-        if not is_blank(given.get(key)):
-            yield str(given[key])
-    for value in given.values():
+        if not is_blank(fields.get(key)):
+            yield str(fields[key])
+    for value in fields.values():
         if isinstance(value, dict):
             yield from _find_texts(value, keys)
 
@@ -216,11 +216,11 @@ def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def _file_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+def _file_content(fields: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
     """Convert the fields of a file item: its source, its path below ``raw/``, and its upload."""
-    named = _first_text(given, _NAMES)
-    source = _first_text(given, _SOURCES) or context.rows.source(item_id) or named or item_id
-    path = given.get("relativePath")
+    named = _first_text(fields, _NAMES)
+    source = _first_text(fields, _SOURCES) or context.rows.source(item_id) or named or item_id
+    path = fields.get("relativePath")
     if path == item_id and not context.raw.has_file(item_id):
         # The file of a migrated folder has no file of its own in raw/.
         return ItemContent({"source": source, "relativePath": item_id})
@@ -238,38 +238,38 @@ def _is_safe(path: str) -> bool:
     return legal and all(part not in ("", ".", "..") for part in parts) and fold_name(parts[0]) != RESERVED_NAME
 
 
-def _url_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+def _url_content(fields: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
     """Convert the fields of a web page: its address and source, and the path of its snapshot if that exists."""
-    address = _first_text(given, _ADDRESSES) or context.rows.source(item_id) or ""
-    source = given["source"] if not is_blank(given.get("source")) else address
-    return _with_snapshot({"source": source, "url": address}, given, context)
+    address = _first_text(fields, _ADDRESSES) or context.rows.source(item_id) or ""
+    source = fields["source"] if not is_blank(fields.get("source")) else address
+    return _with_snapshot({"source": source, "url": address}, fields, context)
 
 
-def _note_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+def _note_content(fields: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
     """Convert the fields of a note: its text and source. A text that is too long is cut, with a notice."""
-    text = _first_text(given, _TEXTS[:2]) or context.rows.text(item_id) or _first_text(given, _TEXTS) or ""
+    text = _first_text(fields, _TEXTS[:2]) or context.rows.text(item_id) or _first_text(fields, _TEXTS) or ""
     text, notices_of_cut = cut_note(text, context.base_id, item_id)
-    source = _first_text(given, ("source", "sourceUrl", "url", "title")) or context.rows.source(item_id) or text
-    content = _with_snapshot({"source": source, "content": text}, given, context)
+    source = _first_text(fields, ("source", "sourceUrl", "url", "title")) or context.rows.source(item_id) or text
+    content = _with_snapshot({"source": source, "content": text}, fields, context)
     content.notices += notices_of_cut
     return content
 
 
-def _with_snapshot(data: dict[str, str], given: dict[str, Any], context: BaseContext) -> ItemContent:
+def _with_snapshot(data: dict[str, str], fields: dict[str, Any], context: BaseContext) -> ItemContent:
     """Add to converted ``data`` the path of the item's snapshot (a text file in ``raw/``) if the file exists.
 
-    ``given`` are the fields in the catalog. Without the file, a snapshot is written from the text later.
+    ``fields`` are the fields in the catalog. Without the file, a snapshot is written from the text later.
     """
-    path = given.get("relativePath")
+    path = fields.get("relativePath")
     if not isinstance(path, str) or not _is_safe(path) or not context.raw.has_file(path):
         return ItemContent(data)
     free = context.paths.take(path)
     return ItemContent({**data, "relativePath": free}, context.raw.upload(path), renamed=free != path)
 
 
-def _directory_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+def _directory_content(fields: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
     """Convert the fields of a folder item; it only has a source."""
-    return ItemContent({"source": _first_text(given, _FOLDERS) or context.rows.source(item_id) or ""})
+    return ItemContent({"source": _first_text(fields, _FOLDERS) or context.rows.source(item_id) or ""})
 
 
 _READERS: dict[str, Callable[[dict[str, Any], str, BaseContext], ItemContent]] = {

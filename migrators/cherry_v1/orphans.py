@@ -759,19 +759,21 @@ def _likely_model(state: V1State, summary: VectorFileSummary) -> str | None:
     return next(iter(models)) if len(models) == 1 and same else None
 
 
-def _adopted_notice(name: str, summary: VectorFileSummary, found: ReconstructedItems) -> Notice:
+def _adopted_notice(name: str, summary: VectorFileSummary, reconstructed: ReconstructedItems) -> Notice:
     """Report what was reconstructed from the rows of the vector file with this name, and what is uncertain."""
     if summary.problem:
         message = tr("no base of the state names this vector file, and it cannot be read")
         return Notice(code=notices.ADOPTED, message=message, base=name)
-    kinds = join_list(format_count(found.types[kind], noun) for kind, noun in _NOUNS.items() if found.types[kind])
+    kinds = join_list(
+        format_count(reconstructed.types[kind], noun) for kind, noun in _NOUNS.items() if reconstructed.types[kind]
+    )
     message = tr(
         "no base of the state names this vector file; reconstructed from {rows}: {kinds}",
         rows=format_count(summary.rows, "row"),
         kinds=kinds or tr("no items"),
     )
-    if found.unnamed:
-        message += tr("; the names of {files} are unknown", files=format_count(found.unnamed, "file"))
-    if found.partial:
-        message += tr("; of {notes} only the indexed text is known", notes=format_count(found.partial, "note"))
-    return Notice(code=notices.ADOPTED, message=message, base=name, count=max(len(found.raws), 1))
+    if reconstructed.unnamed:
+        message += tr("; the names of {files} are unknown", files=format_count(reconstructed.unnamed, "file"))
+    if reconstructed.partial:
+        message += tr("; of {notes} only the indexed text is known", notes=format_count(reconstructed.partial, "note"))
+    return Notice(code=notices.ADOPTED, message=message, base=name, count=max(len(reconstructed.raws), 1))

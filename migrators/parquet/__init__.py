@@ -614,9 +614,9 @@ def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[Impor
     return found
 
 
-def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
+def _survey_files(files: list[UnitsFile], progress: Progress) -> None:
     """Count the rows of each file once, even if several bases are in it."""
-    unread = {file.path: file for file in wanted}.values()
+    unread = {file.path: file for file in files}.values()
     with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
         for file in unread:
             size = file.looked_at[0]

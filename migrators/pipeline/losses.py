@@ -270,20 +270,20 @@ def find_losses(survey: VectorSurvey, owners: LoaderOwners, absent: frozenset[st
     return SalvageLosses(lost=lost, open=frozenset(unsure), absent=absent, whole=len(seen - lost.keys() - unsure))
 
 
-def _describe_items(found: SalvageLosses, tally: SalvageTally) -> str:
+def _describe_items(losses: SalvageLosses, tally: SalvageTally) -> str:
     """Say how many items a salvage restores completely, and how many in part."""
-    whole = format_count(found.whole, "item")
+    whole = format_count(losses.whole, "item")
     if tally.is_exact:
-        return tr("{whole} complete, {damaged} damaged", whole=whole, damaged=found.damaged)
+        return tr("{whole} complete, {damaged} damaged", whole=whole, damaged=losses.damaged)
     # Nothing shows that the last rows of an item are missing.
-    return tr("{whole} complete as far as row numbers show, {damaged} damaged", whole=whole, damaged=found.damaged)
+    return tr("{whole} complete as far as row numbers show, {damaged} damaged", whole=whole, damaged=losses.damaged)
 
 
 def loss_notices(
     base: str,
     vector_file: str,
     tally: SalvageTally,
-    found: SalvageLosses,
+    losses: SalvageLosses,
     named: Callable[[], Iterable[tuple[str, str, str | None]]],
 ) -> Iterator[Notice]:
     """Yield one notice for a salvaged base, and one for each of its items that lost rows or may have.
@@ -292,7 +292,7 @@ def loss_notices(
         base: the base's id in v1.
         vector_file: name of its vector file.
         tally: what was salvaged.
-        found: the items that lost rows.
+        losses: the items that lost rows.
         named: called for the id, the display name and the v1 id of the damaged items.
     """
     share = 100 * tally.pages_read // max(1, tally.pages)
@@ -310,7 +310,7 @@ def loss_notices(
             pages=format_count(tally.pages, "page"),
             share=share,
         ),
-        _describe_items(found, tally),
+        _describe_items(losses, tally),
     ]
     if tally.weaker:
         rows = format_count(sum(tally.weaker.values()), "row")
@@ -321,20 +321,22 @@ def loss_notices(
         base=base,
         count=max(1, tally.about - tally.rows),
     )
-    for item, name, legacy_id in named() if found.damaged else ():
-        if found.lost[item]:
+    for item, name, legacy_id in named() if losses.damaged else ():
+        if losses.lost[item]:
             message = tr(
                 "{name}: {rows} could not be recovered from the damaged file",
-                rows=format_count(found.lost[item], "row"),
+                rows=format_count(losses.lost[item], "row"),
                 name=name,
             )
-        elif item in found.open:
+        elif item in losses.open:
             message = tr("{name}: rows may be lost, because numbers are missing among its rows", name=name)
-        elif item in found.absent:
+        elif item in losses.absent:
             message = tr("{name}: none of its rows were salvaged, if v1 had any", name=name)
         else:
             continue
-        yield Notice(code=notices.ROWS_LOST, message=message, base=base, item=legacy_id, count=max(1, found.lost[item]))
+        yield Notice(
+            code=notices.ROWS_LOST, message=message, base=base, item=legacy_id, count=max(1, losses.lost[item])
+        )
 
 
 # --- damaged vector files ------------------------------------------------------------------------------------------

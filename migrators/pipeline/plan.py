@@ -629,11 +629,11 @@ class _Planner:
             )
             self._note(notices.ENTRIES_WITHOUT_ROWS, message, draft.legacy_id, len(without))
 
-    def _note_duplicates(self, found: dict[str, RestoredDuplicate], without_rows: list[ItemDraft]) -> None:
+    def _note_duplicates(self, duplicates: dict[str, RestoredDuplicate], without_rows: list[ItemDraft]) -> None:
         """Add notices on files without rows: those that equal another file, and the others."""
         base = self._draft.legacy_id
         self._notices.extend(
-            duplicate_notice(one, base, restored=loader_id in self._restored) for loader_id, one in found.items()
+            duplicate_notice(one, base, restored=loader_id in self._restored) for loader_id, one in duplicates.items()
         )
         if self._migrates_rows:
             files = [item for item in without_rows if item.type == "file"]

@@ -121,7 +121,7 @@ def run_check(
 
 
 def audit_source(
-    path: Path, found: Located | SourceUnreadable, options: CheckOptions, progress: Progress
+    path: Path, source: Located | SourceUnreadable, options: CheckOptions, progress: Progress
 ) -> tuple[Head, findings.Audit]:
     """Audit a recognized path; return the head of the report, and the findings.
 
@@ -135,12 +135,12 @@ def audit_source(
         "--recreate-model": options.recreate_model,
         "--adopt-orphans": options.adopt_orphans,
     }
-    size = _part_size(found, options)
-    if isinstance(found, SourceUnreadable):
+    size = _part_size(source, options)
+    if isinstance(source, SourceUnreadable):
         run = Run(command="check", source_kind=Kind.INDEX, source=path)
         run.end()
-        head, audit = run.head(), store.audit_unreadable_file(path, str(found.facts["reason"]))
-    elif systems.is_audited(found.kind):
+        head, audit = run.head(), store.audit_unreadable_file(path, str(source.facts["reason"]))
+    elif systems.is_audited(source.kind):
         _refuse_options(of_sources, tr("of a v1 source or a preview build"))
         wanted = collector.CheckOptions(
             level=Level[options.level.upper()],
@@ -151,13 +151,13 @@ def audit_source(
         )
         line_for = partial(command_line, path, options.kind, now_ms=options.now_ms)
         if size is None:
-            head, audit = _v2_audit(path, found, wanted, line_for)
+            head, audit = _v2_audit(path, source, wanted, line_for)
         else:
-            head, audit = _audit_part(path, found, wanted, line_for, options.state, size)
+            head, audit = _audit_part(path, source, wanted, line_for, options.state, size)
     else:
         levels = {f"--{level}": options.level == level for level in ("quick", "deep")}
         _refuse_options({**levels, "--max-duration": options.max_duration is not None}, tr("of v2 data"))
-        head, audit = _v1_audit(path, found, options, progress)
+        head, audit = _v1_audit(path, source, options, progress)
     return head, audit.only(options.only)
 
 
@@ -175,33 +175,33 @@ def _refuse_options(given: Mapping[str, object], about: str) -> None:
 
 
 def _v2_audit(
-    path: Path, found: Located, options: collector.CheckOptions, line_for: CommandLine
+    path: Path, source: Located, options: collector.CheckOptions, line_for: CommandLine
 ) -> tuple[Head, findings.Audit]:
     """Audit v2 data, and adjust the recommended commands to what they would do.
 
     ``line_for`` formats the command line of a recommended command. Returns the head of the report, and the findings.
     """
-    run = Run(command="check", source_kind=found.kind, source=path)
+    run = Run(command="check", source_kind=source.kind, source=path)
     # No command repairs archives and backups.
-    is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
+    is_fixed = source.is_archive or source.kind is Kind.V2_BACKUP
     # Everything is extracted if only the catalog in the archive knows the names of the bases.
-    known = {store.base_id for store in (*found.stores.current, *found.stores.preview)}
+    known = {store.base_id for store in (*source.stores.current, *source.stores.preview)}
     chosen = options.bases if known.issuperset(options.bases) else ()
-    with unpack_archive(found, chosen) as unpacked:
+    with unpack_archive(source, chosen) as unpacked:
         options = replace(options, bases=systems.resolve_base_ids(unpacked, options.bases))
         audit = systems.audit(unpacked, options, None if is_fixed else line_for)
-    if found.kind in V2_STORES and not is_fixed and audit.findings:
+    if source.kind in V2_STORES and not is_fixed and audit.findings:
         # It imports all planners of repairs, which a store without findings does not need.
         from repair.fix import recommendations  # noqa: PLC0415
 
-        audit = recommendations.remove_idle_commands(audit, found, options.bases, options.now_ms)
-        audit = recommendations.add_rescue_hints(audit, found, options.level, options.bases, line_for)
-        audit = recommendations.recommend_copies(audit, found, path)
+        audit = recommendations.remove_idle_commands(audit, source, options.bases, options.now_ms)
+        audit = recommendations.add_rescue_hints(audit, source, options.level, options.bases, line_for)
+        audit = recommendations.recommend_copies(audit, source, path)
     run.end()
     return run.head(), audit
 
 
-def _part_size(found: Located | SourceUnreadable, options: CheckOptions) -> Fraction | None:
+def _part_size(source: Located | SourceUnreadable, options: CheckOptions) -> Fraction | None:
     """Return the share of the rows that ``--part`` reads, or None for a check of everything.
 
     Raises:
@@ -222,11 +222,11 @@ def _part_size(found: Located | SourceUnreadable, options: CheckOptions) -> Frac
     for name, given in others.items():
         if given:
             raise WrongUsage(problem=tr("--part and {name} exclude each other", name=name), hint=tr("use one of them"))
-    if isinstance(found, Located) and (found.kind not in V2_STORES or found.is_archive):
+    if isinstance(source, Located) and (source.kind not in V2_STORES or source.is_archive):
         raise WrongUsage(
             problem=tr(
                 "--part is for v2 libraries, profiles, bases and indexes, and this is {kind}",
-                kind=KIND_NAMES[found.kind],
+                kind=KIND_NAMES[source.kind],
             ),
             hint=tr("leave it out"),
         )
@@ -235,7 +235,7 @@ def _part_size(found: Located | SourceUnreadable, options: CheckOptions) -> Frac
 
 def _audit_part(
     path: Path,
-    found: Located,
+    source: Located,
     options: collector.CheckOptions,
     line_for: CommandLine,
     state: Path | None,
@@ -245,21 +245,21 @@ def _audit_part(
 
     The state file, ``state`` or one in the store's folder, records which rows were read. Returns as :func:`_v2_audit`.
     """
-    names: Collection[str] = store.read_base_names(found)
-    checked, name = links.real_path(found.tree.path), "check.sqlite"
+    names: Collection[str] = store.read_base_names(source)
+    checked, name = links.real_path(source.tree.path), "check.sqlite"
     own = checked / ledger.FOLDER
-    if found.kind in (Kind.BASE, Kind.INDEX):
+    if source.kind in (Kind.BASE, Kind.INDEX):
         # A base in a library has a state of its own beside that of the library.
-        names = [str(one.base_id or one.name) for one in (*found.stores.current, *found.stores.preview)]
+        names = [str(one.base_id or one.name) for one in (*source.stores.current, *source.stores.preview)]
         checked = links.real_path(path)
         name = f"check-{hashlib.sha256(''.join(names).encode('utf-8', 'replace')).hexdigest()[:16]}.sqlite"
     # The store's own folder is the place of its state, under any name.
     is_outside = state is not None and links.real_path(state).parent != links.real_path(own)
-    places = places_read(path, found) if is_outside else ()
+    places = places_read(path, source) if is_outside else ()
     with rolling.open_part(checked, own / name, state, size, options.now_ms, places) as part:
         part.require_known_base(names)
         # Of the levels, the structure of each file; the rows of the part come on top.
-        head, audit = _v2_audit(path, found, replace(options, level=Level.SHAPE, part=part), line_for)
+        head, audit = _v2_audit(path, source, replace(options, level=Level.SHAPE, part=part), line_for)
         report = part.finish(names)
     counts = {name: audit.checked[name] for name in ("bases", "items", "raw_files", "bytes")}
     closing = tr("Only a check without --part finds what concerns several rows.")
@@ -295,7 +295,7 @@ def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> Output
     return writable.write_last_output(metrics.path, metrics.write)
 
 
-def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
+def _v1_audit(path: Path, source: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
     """Audit a source of a migration by planning it; return the head of the report, and the findings."""
     # They import all readers of v1 data, which a check of v2 data does not need.
     import migrators  # noqa: PLC0415
@@ -303,13 +303,13 @@ def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progr
 
     try:
         # A look at vector files alone says what can be made of them.
-        migrators.pipeline_of(found, adopt_orphans=options.adopt_orphans or found.kind is Kind.V1_VECTOR_FOLDER)
+        migrators.pipeline_of(source, adopt_orphans=options.adopt_orphans or source.kind is Kind.V1_VECTOR_FOLDER)
     except SourceNotMigratable as error:
         advice = tr(
             "regraft inspect gives a first look{v1_left}",
-            v1_left=tr("; --kind v1-profile checks what v1 left") if found.has_v1_state else "",
+            v1_left=tr("; --kind v1-profile checks what v1 left") if source.has_v1_state else "",
         )
-        raise NotChecked(path=path, what=KIND_NAMES[found.kind], advice=advice) from error
+        raise NotChecked(path=path, what=KIND_NAMES[source.kind], advice=advice) from error
     # Reading is safe while the application runs; that it runs is a finding.
     wanted = migrators.Options(
         now_ms=time_or_now(options.now_ms),
@@ -318,7 +318,7 @@ def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progr
         while_running=True,
         adopt_orphans=options.adopt_orphans,
     )
-    plan = migrators.plan_only(found, wanted, progress)
+    plan = migrators.plan_only(source, wanted, progress)
     return plan.report.head, cherry_v1_audit.audit_plan(plan, _migrate_command(path, options))
 
 

@@ -165,22 +165,22 @@ def search_path(path: str | Path, query: str, options: SearchOptions) -> tuple[H
     return run.head(), found
 
 
-def build_search_report(head: Head, found: SearchResult) -> SearchReport | NotesReport | ChunksReport | RecordsReport:
+def build_search_report(head: Head, result: SearchResult) -> SearchReport | NotesReport | ChunksReport | RecordsReport:
     """Make the report of a search, whose type depends on the kind of store."""
-    match found:
+    match result:
         case codex_mem.NoteAnswer():
-            return reports.note_search_report(head, found)
+            return reports.note_search_report(head, result)
         case rsclaw.ChunkAnswer():
-            return reports.chunk_search_report(head, found)
+            return reports.chunk_search_report(head, result)
         case angel_memory.RecordAnswer():
-            return reports.record_search_report(head, found)
+            return reports.record_search_report(head, result)
         case _:
-            return reports.search_report(head, found)
+            return reports.search_report(head, result)
 
 
-def is_damaged(found: SearchResult) -> bool:
+def is_damaged(result: SearchResult) -> bool:
     """Whether damage kept part of the store from being searched; the exit status is 1 then."""
-    return isinstance(found, several_bases.CombinedAnswer | rsclaw.ChunkAnswer) and found.is_damaged
+    return isinstance(result, several_bases.CombinedAnswer | rsclaw.ChunkAnswer) and result.is_damaged
 
 
 def _refuse_options(kind: Kind, hint: str, given: dict[str, bool]) -> None:
@@ -194,84 +194,88 @@ def _refuse_options(kind: Kind, hint: str, given: dict[str, bool]) -> None:
             raise WrongUsage(problem=tr("{name} is not for {names}", name=name, names=KIND_NAMES[kind]), hint=hint)
 
 
-def _refuse_as_option(source: Located, asked: _Search) -> None:
+def _refuse_as_option(source: Located, options: _Search) -> None:
     """Refuse ``--as``, for stores without restricted visibility."""
     hint = tr("leave it out; only rsclaw has documents with restricted visibility")
-    _refuse_options(source.kind, hint, {_CALLERS: bool(asked.options.as_)})
+    _refuse_options(source.kind, hint, {_CALLERS: bool(options.options.as_)})
 
 
-def _refuse_simple_mode(source: Located, asked: _Search) -> None:
+def _refuse_simple_mode(source: Located, options: _Search) -> None:
     """Raise WrongUsage for ``--mode simple``. Called for stores without tags."""
     hint = tr("leave it out; only notes of AngelMemory can be searched by tags")
-    _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
+    _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": options.mode is Mode.SIMPLE})
 
 
-def _refuse_base_options(source: Located, asked: _Search) -> None:
+def _refuse_base_options(source: Located, options: _Search) -> None:
     """Refuse the options of a search in bases, for stores without bases."""
     given = {
-        "--base": asked.options.base is not None,
-        "--alpha": asked.options.alpha is not None,
-        "--raw": asked.options.raw,
+        "--base": options.options.base is not None,
+        "--alpha": options.options.alpha is not None,
+        "--raw": options.options.raw,
     }
     _refuse_options(source.kind, tr("leave it out"), given)
 
 
-def _search_bases(source: Located, asked: _Search) -> SearchResult:
+def _search_bases(source: Located, options: _Search) -> SearchResult:
     """Search one base or all bases of Cherry Studio; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, asked)
-    _refuse_simple_mode(source, asked)
-    return several_bases.search(source, asked.options.base, asked.unit_request)
+    _refuse_as_option(source, options)
+    _refuse_simple_mode(source, options)
+    return several_bases.search(source, options.options.base, options.unit_request)
 
 
-def _search_notes(source: Located, asked: _Search) -> SearchResult:
+def _search_notes(source: Located, options: _Search) -> SearchResult:
     """Search the notes of codex-mem; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, asked)
-    _refuse_simple_mode(source, asked)
+    _refuse_as_option(source, options)
+    _refuse_simple_mode(source, options)
     hint = tr("leave it out; --mode hybrid searches by words and by meaning")
     meaning = f"--mode {Mode.VECTOR.value}"
-    given = {"--alpha": asked.options.alpha is not None, "--raw": asked.options.raw, meaning: asked.mode is Mode.VECTOR}
+    given = {
+        "--alpha": options.options.alpha is not None,
+        "--raw": options.options.raw,
+        meaning: options.mode is Mode.VECTOR,
+    }
     _refuse_options(source.kind, hint, given)
     request = codex_mem.NoteRequest(
-        query=asked.query,
-        project=asked.options.base,
-        mode=asked.mode,
-        count=asked.options.count,
-        vector=asked.options.vector,
-        embed=asked.embed,
+        query=options.query,
+        project=options.options.base,
+        mode=options.mode,
+        count=options.options.count,
+        vector=options.options.vector,
+        embed=options.embed,
     )
     return codex_mem.search(source.path, request)
 
 
-def _search_chunks(source: Located, asked: _Search) -> SearchResult:
+def _search_chunks(source: Located, options: _Search) -> SearchResult:
     """Search the chunks of rsclaw; raises WrongUsage for options that do not apply."""
-    _refuse_base_options(source, asked)
-    _refuse_simple_mode(source, asked)
+    _refuse_base_options(source, options)
+    _refuse_simple_mode(source, options)
     request = rsclaw.ChunkRequest(
-        query=asked.query,
-        scope=documents.parse_scope(asked.options.as_, _CALLERS),
-        mode=asked.mode,
-        count=asked.options.count,
-        vector=asked.options.vector,
-        embed=asked.embed,
+        query=options.query,
+        scope=documents.parse_scope(options.options.as_, _CALLERS),
+        mode=options.mode,
+        count=options.options.count,
+        vector=options.options.vector,
+        embed=options.embed,
     )
     return rsclaw.search(source.path, request)
 
 
-def _search_records(source: Located, asked: _Search) -> SearchResult:
+def _search_records(source: Located, options: _Search) -> SearchResult:
     """Search the records of angel-memory, by tags or by vector; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, asked)
-    _refuse_base_options(source, asked)
-    modes = {f"--mode {mode.value}": asked.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
+    _refuse_as_option(source, options)
+    _refuse_base_options(source, options)
+    modes = {f"--mode {mode.value}": options.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
     _refuse_options(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
-    has_vector = asked.options.vector is not None or asked.options.embedder is not None
-    mode = asked.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
+    has_vector = options.options.vector is not None or options.options.embedder is not None
+    mode = options.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
     if mode is Mode.SIMPLE:
-        unused = {"--vector": asked.options.vector is not None, "--embedder": asked.options.embedder is not None}
+        unused = {"--vector": options.options.vector is not None, "--embedder": options.options.embedder is not None}
         for name, is_given in unused.items():
             if is_given:
                 problem = tr("--mode simple searches tags and uses no vector; {name} gives one", name=name)
                 raise WrongUsage(problem=problem, hint=tr("use one of them"))
-        request = angel_memory.RecordRequest(query=asked.query, mode=mode, count=asked.options.count)
+        request = angel_memory.RecordRequest(query=options.query, mode=mode, count=options.options.count)
         return angel_memory.search(source.tree.path, request)
     if not has_vector:
         problem = tr("--mode vector needs the vector of the query")
@@ -282,24 +286,24 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
         # Loads what works with collections, which no other search needs.
         from repair.angel_memory.collection import find_nearest  # noqa: PLC0415
 
-        numbers = asked.options.vector
+        numbers = options.options.vector
         if numbers is None:
-            numbers = shared_query_embedder(asked.query, str(asked.options.embedder), asked.options.config)(None)
+            numbers = shared_query_embedder(options.query, str(options.options.embedder), options.options.config)(None)
         return find_nearest(source.tree.path, vector_blob(numbers), count)
 
-    request = angel_memory.RecordRequest(query=asked.query, mode=mode, count=asked.options.count, nearest=nearest)
+    request = angel_memory.RecordRequest(query=options.query, mode=mode, count=options.options.count, nearest=nearest)
     return angel_memory.search(source.tree.path, request)
 
 
-def _search_collections(source: Located, asked: _Search) -> SearchResult:
+def _search_collections(source: Located, options: _Search) -> SearchResult:
     """Search collections of Chroma; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, asked)
-    _refuse_simple_mode(source, asked)
-    _refuse_options(source.kind, tr("leave it out"), {"--raw": asked.options.raw})
+    _refuse_as_option(source, options)
+    _refuse_simple_mode(source, options)
+    _refuse_options(source.kind, tr("leave it out"), {"--raw": options.options.raw})
     # Only this search needs NumPy.
     from regraft.ranking import chroma  # noqa: PLC0415
 
-    return chroma.search(source.tree.path, asked.options.base, asked.unit_request)
+    return chroma.search(source.tree.path, options.options.base, options.unit_request)
 
 
 #: How stores without bases are searched.

@@ -496,19 +496,19 @@ def _format_row(row: ResultRow) -> str:
     return "  ".join(parts)
 
 
-def status_lines(found: FleetStatus) -> str:
+def status_lines(fleet_status: FleetStatus) -> str:
     """Format the state of a fleet, and the libraries in progress."""
     lines = [
         tr(
             "regraft fleet {command}: {state}; {left:,} of {libraries} without a result.",
-            command=found.command,
-            state=label_of(found.state),
-            left=found.left,
-            libraries=format_count(found.left + found.libraries["all"], "library"),
+            command=fleet_status.command,
+            state=label_of(fleet_status.state),
+            left=fleet_status.left,
+            libraries=format_count(fleet_status.left + fleet_status.libraries["all"], "library"),
         )
     ]
-    if found.in_progress:
-        lines.append(tr("In progress:") if found.state == "running" else tr("In progress when the run stopped:"))
+    if fleet_status.in_progress:
+        lines.append(tr("In progress:") if fleet_status.state == "running" else tr("In progress when the run stopped:"))
         lines += [
             tr(
                 "  {source} (attempt {attempt}, since {since})",
@@ -516,7 +516,7 @@ def status_lines(found: FleetStatus) -> str:
                 attempt=one.attempt,
                 since=one_line(one.since, LONGEST_NAME),
             )
-            for one in found.in_progress
+            for one in fleet_status.in_progress
         ]
     return printable_lines(lines)
 

@@ -45,11 +45,11 @@ def greet() -> bool:
     return bool(found)
 
 
-def _found_lines(found: list[Installation], *, quiet: bool) -> Iterator[str]:
+def _found_lines(installations: list[Installation], *, quiet: bool) -> Iterator[str]:
     """Format installations of the application, each with the commands to run next."""
     if not quiet:
         yield tr("Cherry Studio on this computer:")
-    for one in found:
+    for one in installations:
         if not quiet:
             yield ""
         yield f"{printable(one.path)}  ({one.why})"

@@ -328,9 +328,9 @@ def _format_install_part(done: ProfileMigration, output: Output) -> str:
     return format_installation(Installation(report=change, chosen=done.chosen, failed=done.failed), output)
 
 
-def _echo_notices(found: Located) -> None:
+def _echo_notices(source: Located) -> None:
     """Print the notices about a recognized source, for example that another folder is read instead."""
-    for notice in found.notices:
+    for notice in source.notices:
         echo_error(tr("regraft: {what}", what=notice.message))
 
 

@@ -36,23 +36,23 @@ from regraft.text import one_line, printable, printable_lines
 _EXCERPT = 160
 
 
-def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool, raw: bool) -> str:
+def format_bases(answer: UnitAnswer | CombinedAnswer, title: str, *, whole: bool, raw: bool) -> str:
     """Format the hits in one base or all bases.
 
     Args:
-        found: the hits.
+        answer: the hits.
         title: the first line.
         whole: show complete texts.
         raw: show the scores of the index even if hits are ranked by length.
     """
-    if isinstance(found, CombinedAnswer):
-        return _format_combined(found, title, whole=whole)
-    base = found.base_id if found.base_name is None else f"{one_line(found.base_name)} ({found.base_id})"
-    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_counts(found))]
-    has_score = raw or not found.is_by_length
-    for rank, hit in enumerate(found.hits, 1):
+    if isinstance(answer, CombinedAnswer):
+        return _format_combined(answer, title, whole=whole)
+    base = answer.base_id if answer.base_name is None else f"{one_line(answer.base_name)} ({answer.base_id})"
+    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_counts(answer))]
+    has_score = raw or not answer.is_by_length
+    for rank, hit in enumerate(answer.hits, 1):
         score = f"{hit.score:.6g}  " if has_score else ""
-        lines += hit_lines(f"{rank:>3}  {score}{_format_hit_item(found, hit)}", hit, whole=whole)
+        lines += hit_lines(f"{rank:>3}  {score}{_format_hit_item(answer, hit)}", hit, whole=whole)
     return printable_lines(lines)
 
 
@@ -220,17 +220,17 @@ def search(path: Path, query: str, vector: str | None, options: SearchOptions, o
     sys.exit(int(queries.is_damaged(found)))
 
 
-def _format_result(found: SearchResult, title: str, *, whole: bool, raw: bool) -> str:
+def _format_result(result: SearchResult, title: str, *, whole: bool, raw: bool) -> str:
     """Format the hits in any kind of store. Arguments as for :func:`format_bases`."""
-    match found:
+    match result:
         case codex_mem.NoteAnswer():
-            return format_notes(found, title, whole=whole)
+            return format_notes(result, title, whole=whole)
         case rsclaw.ChunkAnswer():
-            return format_chunks(found, title, whole=whole)
+            return format_chunks(result, title, whole=whole)
         case angel_memory.RecordAnswer():
-            return format_records(found, title)
+            return format_records(result, title)
         case _:
-            return format_bases(found, title, whole=whole, raw=raw)
+            return format_bases(result, title, whole=whole, raw=raw)
 
 
 def _read_vector(name: str) -> tuple[float, ...]:
@@ -335,40 +335,40 @@ def recall(path: Path, short_id: int, span: LineRange, options: RecallOptions, o
         echo_error(tr("note: {left}", left=_describe_omitted(found, options.token_budget)))
 
 
-def _describe_omitted(found: RecallReport, token_budget: int | None) -> str:
+def _describe_omitted(report: RecallReport, token_budget: int | None) -> str:
     """Explain which end of a note the token budget omitted, and how to read it.
 
     ``token_budget`` is the user's limit, which was reached.
     """
-    if found.line_cut:
+    if report.line_cut:
         return tr(
             "line {line} is longer than the budget of {token_budget} tokens, so its end is omitted; give a "
             "larger --token-budget",
-            line=found.actual_start_line,
+            line=report.actual_start_line,
             token_budget=token_budget,
         )
     return tr(
         "the budget of {token_budget} tokens is used up; continue with --lines {end}:",
         token_budget=token_budget,
-        end=found.actual_end_line + 1,
+        end=report.actual_end_line + 1,
     )
 
 
-def _head(found: RecallReport, *, verbose: bool) -> str:
+def _head(report: RecallReport, *, verbose: bool) -> str:
     """Format the lines above a note's text; ``verbose``: with tags and source id."""
-    place = join_list(filter(None, (found.path, " > ".join(found.headings))))
-    title = tr("Note {short_id}: {place}", short_id=found.note_short_id, place=place)
-    tokens = format_count(found.tokens, "token")
+    place = join_list(filter(None, (report.path, " > ".join(report.headings))))
+    title = tr("Note {short_id}: {place}", short_id=report.note_short_id, place=place)
+    tokens = format_count(report.tokens, "token")
     lines = [
         one_line(title),
         tr(
             "lines {start} to {end} of {total_lines}, about {tokens}",
-            start=found.actual_start_line,
-            end=found.actual_end_line,
-            total_lines=found.total_lines,
+            start=report.actual_start_line,
+            end=report.actual_end_line,
+            total_lines=report.total_lines,
             tokens=tokens,
         ),
     ]
     if verbose:
-        lines += [tr("tags {names}", names=one_line(join_list(found.tags))), found.source_id]
+        lines += [tr("tags {names}", names=one_line(join_list(report.tags))), report.source_id]
     return printable_lines([*lines, ""])

@@ -96,9 +96,9 @@ def latest_version(library: StoragePath) -> Version:
     return version
 
 
-def _find_numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+def _find_numbered(folder: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
     """Return (number, name) of the entries of a library's folder of versions whose names match a pattern."""
-    return [(int(found[1]), name) for name in own.entries() if (found := pattern.fullmatch(name))]
+    return [(int(found[1]), name) for name in folder.entries() if (found := pattern.fullmatch(name))]
 
 
 def fetch_library(library: StoragePath, folder: Path) -> Version:

@@ -58,21 +58,21 @@ class SearchReport(Report, kw_only=True):
     bases: list[SearchedBase] | UnsetType = UNSET
 
 
-def search_report(head: Head, found: UnitAnswer | CombinedAnswer) -> SearchReport:
+def search_report(head: Head, answer: UnitAnswer | CombinedAnswer) -> SearchReport:
     """Build the report of a search in one or several bases."""
-    if isinstance(found, CombinedAnswer):
-        return _combined_report(head, found)
+    if isinstance(answer, CombinedAnswer):
+        return _combined_report(head, answer)
     return SearchReport(
         head=head,
-        base=found.base_id,
-        base_name=found.base_name,
-        mode=found.mode.value,
-        count=found.count,
-        alpha=found.alpha,
-        score_kind=found.mode.score_kind,
-        dropped=found.dropped,
-        notes=found.notes,
-        hits=[_build_unit(found, hit, rank, hit.score) for rank, hit in enumerate(found.hits, 1)],
+        base=answer.base_id,
+        base_name=answer.base_name,
+        mode=answer.mode.value,
+        count=answer.count,
+        alpha=answer.alpha,
+        score_kind=answer.mode.score_kind,
+        dropped=answer.dropped,
+        notes=answer.notes,
+        hits=[_build_unit(answer, hit, rank, hit.score) for rank, hit in enumerate(answer.hits, 1)],
     )
 
 
@@ -275,22 +275,22 @@ class RecallReport(Report, kw_only=True):
     content: str
 
 
-def recall_report(head: Head, found: NoteExcerpt) -> RecallReport:
+def recall_report(head: Head, excerpt: NoteExcerpt) -> RecallReport:
     """Build the report of a note excerpt."""
     return RecallReport(
         head=head,
-        note_short_id=found.record.short_id,
-        source_id=found.record.source_id,
-        path=found.record.path,
-        headings=list(filter(None, found.record.headings)),
-        tags=list(found.record.names),
-        total_lines=found.total_lines,
-        actual_start_line=found.start,
-        actual_end_line=found.end,
-        tokens=found.tokens,
-        truncated=found.is_cut,
-        line_cut=found.is_line_cut,
-        content=found.content,
+        note_short_id=excerpt.record.short_id,
+        source_id=excerpt.record.source_id,
+        path=excerpt.record.path,
+        headings=list(filter(None, excerpt.record.headings)),
+        tags=list(excerpt.record.names),
+        total_lines=excerpt.total_lines,
+        actual_start_line=excerpt.start,
+        actual_end_line=excerpt.end,
+        tokens=excerpt.tokens,
+        truncated=excerpt.is_cut,
+        line_cut=excerpt.is_line_cut,
+        content=excerpt.content,
     )
 
 

@@ -264,26 +264,26 @@ def _renamed_notices(tree: Tree) -> Iterator[Notice]:
     yield Notice(code=ARCHIVE_SALVAGED, message=message, count=count, samples=tuple(first for first, _ in names))
 
 
-def _add_v2_stores(found: Located, kind: Kind | None) -> Located:
+def _add_v2_stores(source: Located, kind: Kind | None) -> Located:
     """Add the index files of v2 data to a recognized path; other kinds are returned unchanged.
 
     A library that has only indexes of preview builds becomes a preview library, unless the user named its ``kind``.
     """
-    if found.kind not in V2_LAYOUTS:
-        return found
-    tree, inside = found.tree, ""
+    if source.kind not in V2_LAYOUTS:
+        return source
+    tree, inside = source.tree, ""
     if isinstance(tree, ZipTree):
         inside = find_inner_folder(tree)
     else:
-        tree, inside = cherry_v2_layout.open_surrounding_tree(found.path)
+        tree, inside = cherry_v2_layout.open_surrounding_tree(source.path)
     stores = cherry_v2_layout.find_stores(tree, inside)
-    named = found.named_catalog
+    named = source.named_catalog
     if named is not None and stores.catalog != named:
         stores = cherry_v2_layout.replace_catalog(stores, named, _read_base_ids(tree.path / named))
-        return replace(found, path=tree.path / named, tree=tree, places=StatePaths(vectors=""), stores=stores)
-    only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
-    recognized = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
-    return replace(found, kind=recognized, tree=tree, places=StatePaths(vectors=""), stores=stores)
+        return replace(source, path=tree.path / named, tree=tree, places=StatePaths(vectors=""), stores=stores)
+    only_preview = stores.has_preview and not stores.current and source.kind in (Kind.LIBRARY, Kind.BASE)
+    recognized = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else source.kind
+    return replace(source, kind=recognized, tree=tree, places=StatePaths(vectors=""), stores=stores)
 
 
 def _read_base_ids(catalog: Path) -> set[str]:

@@ -144,19 +144,19 @@ class System:
         """Describe the store at a path: by default, a folder."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path))
 
-    def databases(self, found: Located) -> Iterator[str]:
+    def databases(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's SQLite files, relative to its root."""
         raise NotImplementedError
 
-    def files(self, found: Located) -> Iterator[str]:
+    def files(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's other files, relative to its root."""
         yield from ()
 
-    def part_names(self, found: Located) -> dict[str, str]:
+    def part_names(self, source: Located) -> dict[str, str]:
         """Map the id of each part of a store, such as a project, to its name; empty if they cannot be read."""
         return {}
 
-    def text_vectors(self, found: Located) -> Iterator[StoredVectors] | None:
+    def text_vectors(self, source: Located) -> Iterator[StoredVectors] | None:
         """Return the store's vectors with the hashes of their texts, grouped by model.
 
         None if only the system's migration reads the vectors, or nothing.
@@ -166,7 +166,7 @@ class System:
         """
         return None
 
-    def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
+    def exclusive_access(self, source: Located) -> AbstractContextManager[None]:
         """Keep the system from opening a store within the context; the default is to do nothing.
 
         Raises:
@@ -178,7 +178,7 @@ class System:
         """Reject changes to protected rows of an open database within the context; the default protects none."""
         return nullcontext()
 
-    def changeable_paths(self, found: Located) -> frozenset[str] | None:
+    def changeable_paths(self, source: Located) -> frozenset[str] | None:
         """Return the paths that a command may change, if other stores can be in the same folder; None: all of them."""
         return None
 

@@ -46,15 +46,15 @@ def places_read(path: Path, found: Located | None = None) -> list[Path]:
     return places
 
 
-def refuse_store_links(found: Located) -> None:
+def refuse_store_links(source: Located) -> None:
     """Raise if a link is in place of a file or folder of a store's layout, or of regraft's own.
 
     Raises:
         LinkInStore
         OSError: a folder cannot be read.
     """
-    root = found.tree.path
-    refuse_links_on_way(root, _layout_paths(found))
+    root = source.tree.path
+    refuse_links_on_way(root, _layout_paths(source))
     refuse_own_links(root)
 
 
@@ -109,14 +109,14 @@ def _entries_without_links(folder: Path) -> Iterator[Path]:
         yield inner
 
 
-def _layout_paths(found: Located) -> Iterator[str]:
+def _layout_paths(source: Located) -> Iterator[str]:
     """Yield the relative paths of a store's files and folders that must not be links."""
-    if found.kind in SYSTEMS:
-        system = systems.system_of(found.kind)
-        yield from _database_paths(*system.databases(found))
-        yield from system.files(found)
+    if source.kind in SYSTEMS:
+        system = systems.system_of(source.kind)
+        yield from _database_paths(*system.databases(source))
+        yield from system.files(source)
         return
-    stores = found.stores
+    stores = source.stores
     # A link hides what is behind it from the search for stores, so the usual paths are always checked.
     yield layout.KNOWLEDGE_FOLDER
     yield f"{layout.DATA_FOLDER}/{layout.KNOWLEDGE_FOLDER}"
@@ -124,7 +124,7 @@ def _layout_paths(found: Located) -> Iterator[str]:
     for store in (*stores.current, *stores.preview):
         yield from _database_paths(store.name)
         yield store.raw
-    yield from _library_paths(found.tree.path, stores.bases, stores.catalog)
+    yield from _library_paths(source.tree.path, stores.bases, stores.catalog)
 
 
 def _library_paths(root: Path, bases: str, catalog: str | None) -> Iterator[str]:

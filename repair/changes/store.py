@@ -155,15 +155,17 @@ def _is_accepted(command: str, kind: Kind) -> bool:
     return kind in KINDS and command not in _ONLY_SYSTEMS
 
 
-def _choose_advice(command: str, found: Located) -> str:
-    """Return advice for the user about a store (``found``) that the command cannot change."""
-    if found.kind is Kind.V2_BACKUP:
+def _choose_advice(command: str, source: Located) -> str:
+    """Return advice for the user about a store (``source``) that the command cannot change."""
+    if source.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
-    is_wrong_kind = command in _ADVICE and found.kind is not Kind.V2_PROFILE
-    if found.is_archive and not is_wrong_kind and _is_accepted(command, found.kind):
+    is_wrong_kind = command in _ADVICE and source.kind is not Kind.V2_PROFILE
+    if source.is_archive and not is_wrong_kind and _is_accepted(command, source.kind):
         return tr("extract it first")
-    if found.kind in SYSTEMS:
-        return tr("commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
+    if source.kind in SYSTEMS:
+        return tr(
+            "commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(source.kind).commands))
+        )
     if command in _ONLY_SYSTEMS:
         names = (KIND_NAMES[system.kind] for system in systems.all_systems() if command in system.commands)
         return tr("the command is only for {names}", names=join_list(names, tr(" and ")))
@@ -212,18 +214,18 @@ def open_for_change(
             yield store
 
 
-def _demand_no_links(found: Located) -> None:
+def _demand_no_links(source: Located) -> None:
     """Refuse links in the layout of a store, and folders that cannot be read.
 
     Raises:
         LinkInStore, SourceUnreadable
     """
     try:
-        write_checks.refuse_store_links(found)
+        write_checks.refuse_store_links(source)
     except OSError as error:
         if isinstance(error, RegraftError):
             raise
-        raise SourceUnreadable(path=error.filename or found.path, reason=error.strerror or error) from error
+        raise SourceUnreadable(path=error.filename or source.path, reason=error.strerror or error) from error
 
 
 def reopen_for_check(store: Store, command: str) -> AbstractContextManager[Store]:

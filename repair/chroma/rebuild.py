@@ -241,18 +241,18 @@ def stored_bytes(state: CollectionState, position: int) -> tuple[bytes, bytes | 
     return state.stored_vector(position), _LENGTH_1 if norm is None and state.is_cosine else norm
 
 
-def _is_same(before: CollectionState, after: CollectionState, key: str) -> bool:
-    """Whether an id (``key``) has the same vector ``after`` the rebuild as ``before``."""
-    old, new = before.vector_of(key), after.vector_of(key)
+def _is_same(before: CollectionState, rebuilt: CollectionState, key: str) -> bool:
+    """Whether an id (``key``) has the same vector ``rebuilt`` the rebuild as ``before``."""
+    old, new = before.vector_of(key), rebuilt.vector_of(key)
     if old is None or new is None:
         return False
     return old[1] == new[1] or (before.is_cosine and old[0] is Origin.RECOVERED and is_close(old[1], new[1]))
 
 
-def _is_like(after: CollectionState, key: str, vector: Any) -> bool:
+def _is_like(rebuilt: CollectionState, key: str, vector: Any) -> bool:
     """Whether the entry ``key`` of the new segment has this vector, or one that Chroma rounded."""
-    found = after.vector_of(key)
-    return found is not None and (found[1] == vector or (after.is_cosine and is_close(found[1], vector)))
+    found = rebuilt.vector_of(key)
+    return found is not None and (found[1] == vector or (rebuilt.is_cosine and is_close(found[1], vector)))
 
 
 def is_close(one: bytes, other: bytes) -> bool:

@@ -327,11 +327,11 @@ class _Comparison(msgspec.Struct):
             yield _unresolved(name, f"{format_count(count, 'note')} {message}", repair, project, count)
 
 
-def _vector_problem(held: StoredVector) -> _Reason | None:
+def _vector_problem(stored: StoredVector) -> _Reason | None:
     """Why no search can use a stored vector, as a finding's name and words for it; None if one can."""
-    if held.flaw is not None:
+    if stored.flaw is not None:
         return _UNUSABLE
-    return None if held.content_version == CONTENT_VERSION else _OTHER_RULE
+    return None if stored.content_version == CONTENT_VERSION else _OTHER_RULE
 
 
 def _make_action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:

@@ -489,9 +489,9 @@ def work_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.backfill")
 
 
-def _stopped_row(own: ResultRow, stop: StopReason, message: str) -> ResultRow:
+def _stopped_row(row: ResultRow, stop: StopReason, message: str) -> ResultRow:
     """Return the row of a library with the reason why it is not filled completely: ``stop``, and its ``message``."""
     if stop.code is None:
-        return msgspec.structs.replace(own, outcome=LIMITED, message=message)
+        return msgspec.structs.replace(row, outcome=LIMITED, message=message)
     outcome = "stopped" if stop.exit_status == STOPPED else "refused"
-    return msgspec.structs.replace(own, outcome=outcome, message=message, code=stop.code, exit_status=stop.exit_status)
+    return msgspec.structs.replace(row, outcome=outcome, message=message, code=stop.code, exit_status=stop.exit_status)

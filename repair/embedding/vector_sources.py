@@ -147,9 +147,9 @@ def _source_base(stored: StoredVectors) -> SourceBase:
 # --- the current layout ----------------------------------------------------------------------------------------------
 
 
-def _index_bases(found: Located) -> Iterator[SourceBase]:
+def _index_bases(source: Located) -> Iterator[SourceBase]:
     """Yield the bases of a store or an archive with indexes of the current layout."""
-    with unpack_archive(found, raw=False) as unpacked:
+    with unpack_archive(source, raw=False) as unpacked:
         rows = _catalog_rows(unpacked)
         for store in unpacked.stores.current:
             row = rows.get(store.base_id or "", {})
@@ -166,13 +166,13 @@ def _index_bases(found: Located) -> Iterator[SourceBase]:
                 yield _unreadable(str(rows.get(key, {}).get("name") or key), ValueError(reason))
 
 
-def _catalog_rows(found: Located) -> dict[str, Row]:
+def _catalog_rows(source: Located) -> dict[str, Row]:
     """Return the rows of bases in the catalog, by base id; empty without a readable catalog."""
-    catalog = found.stores.catalog
+    catalog = source.stores.catalog
     if catalog is None:
         return {}
     try:
-        return read_catalog(found.tree.path / catalog, data=False).rows_by_base
+        return read_catalog(source.tree.path / catalog, data=False).rows_by_base
     except CatalogProblem:
         return {}
 
@@ -232,22 +232,24 @@ def _describe(error: Exception) -> str:
 # --- v1, previews, rsclaw, Chroma: the tables that a migration reads --------------------------------------------------
 
 
-def _pipeline_bases(found: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
+def _pipeline_bases(source: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
     """Yield the bases of a source that could be migrated (``pipeline`` reads its kind), without migrating it."""
     options = Options(now_ms=0, adopt_orphans=True)
-    for draft in pipeline.read(found, options).bases:
+    for draft in pipeline.read(source, options).bases:
         with ExitStack() as stack:
             try:
-                yield _open_table(found, pipeline, draft, options, stack)
+                yield _open_table(source, pipeline, draft, options, stack)
             except StoreProblem as problem:
                 yield _unreadable(draft.name, problem)
 
 
-def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: Options, stack: ExitStack) -> SourceBase:
+def _open_table(
+    source: Located, pipeline: Pipeline, draft: BaseDraft, options: Options, stack: ExitStack
+) -> SourceBase:
     """Open the table with the texts and vectors of a base.
 
     Args:
-        found: the source.
+        source: the source.
         pipeline: reads sources of this kind.
         draft: the base as a migration would plan it.
         options: those of the migration.
@@ -256,11 +258,11 @@ def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: O
     Raises:
         StoreProblem: it cannot be read.
     """
-    name = vector_file_in_tree(found, draft)
+    name = vector_file_in_tree(source, draft)
     if not name:
         raise StoreProblem(tr("does not exist (the source holds no vector files)"))
     try:
-        origin = stack.enter_context(found.tree.local(name, None))
+        origin = stack.enter_context(source.tree.local(name, None))
     except RegraftError as error:
         raise StoreProblem(tr("cannot be read: {reason}", reason=error.facts.get("reason", error))) from error
     table = stack.enter_context(pipeline.opened(origin, None, options, draft))

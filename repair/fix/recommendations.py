@@ -52,19 +52,19 @@ class _AuditedStore(Store):
         return [one for one in self.known if self.wants(one.base)]
 
 
-def remove_idle_commands(audit: Audit, found: Located, bases: Collection[str], now_ms: int) -> Audit:
+def remove_idle_commands(audit: Audit, source: Located, bases: Collection[str], now_ms: int) -> Audit:
     """Remove the recommended commands that would not resolve their findings.
 
     Args:
         audit: the audit of v2 data, whose findings have command lines.
-        found: the audited store.
+        source: the audited store.
         bases: ids of the chosen bases; empty: all.
         now_ms: the time of a run, in ms.
     """
     store = _AuditedStore(
-        path=found.path,
-        root=found.tree.path,
-        found=found,
+        path=source.path,
+        root=source.tree.path,
+        found=source,
         chosen=frozenset(bases),
         now_ms=now_ms,
         known=audit.findings,
@@ -173,21 +173,21 @@ def _without_only(line: str | None) -> str:
 _SOURCE_COMMANDS = ("migrate", "import")
 
 
-def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
+def recommend_copies(audit: Audit, store: Located, path: Path) -> Audit:
     """Recommend copying from another store before commands that cost money or lose data.
 
     Args:
         audit: of v2 data, with command lines.
-        found: the audited store.
+        store: the audited store.
         path: the store, as the user named it.
     """
-    if found.kind not in V2_STORES or found.stores.catalog is None:
+    if store.kind not in V2_STORES or store.stores.catalog is None:
         return audit
-    _, lost_rows = recorded_losses(found.tree.path, found)
-    without_vector = texts_without_vector(found.tree.path, found)
+    _, lost_rows = recorded_losses(store.tree.path, store)
+    without_vector = texts_without_vector(store.tree.path, store)
     if not any(_may_be_in_copy(one, lost_rows) for one in audit.findings):
         return audit
-    source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_texts(found.tree.path)
+    source, synced = suggested_source(store.tree.path, _SOURCE_COMMANDS), _synced_texts(store.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
 
@@ -202,7 +202,7 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
         is_lost |= finding.name == v2.VECTOR_MISSING and finding.count <= without_vector.get(str(finding.base), 0)
         # Whether the source has the text of an item without a file is not certain.
         is_named = not is_lost and not finding.is_beyond_repair
-        return _with_copy_command(finding, path, source if is_named else None, is_whole=found.stores.is_whole)
+        return _with_copy_command(finding, path, source if is_named else None, is_whole=store.stores.is_whole)
 
     return replace(audit, findings=tuple(map(with_copy, audit.findings)))
 
@@ -280,13 +280,13 @@ _CLEANED_UP = tr(
 
 
 def add_rescue_hints(
-    audit: Audit, found: Located, level: Level, bases: Collection[str], command_line: CommandLine
+    audit: Audit, source: Located, level: Level, bases: Collection[str], command_line: CommandLine
 ) -> Audit:
     """Add to an audit of v2 data what v1's files can still bring back, and whether these files can be deleted.
 
     Args:
         audit: with the commands for other findings.
-        found: the audited store.
+        source: the audited store.
         level: of the audit. Only a deep audit checks whether every vector of v1 is in an index.
         bases: ids of the chosen bases; empty: all.
         command_line: formats a command line.
@@ -294,7 +294,7 @@ def add_rescue_hints(
     names = {finding.name for finding in audit.findings}
     if v2.PENDING in names or audit.not_checked:
         return audit
-    store = Store(path=found.path, root=found.tree.path, found=found, chosen=frozenset(bases))
+    store = Store(path=source.path, root=source.tree.path, found=source, chosen=frozenset(bases))
     rescued = _rescue_plan(store) if names & _RESCUABLE else Plan()
     resolved = _resolved_by_rescue(rescued)
     findings = tuple(

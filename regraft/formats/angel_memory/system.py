@@ -27,14 +27,14 @@ class AngelMemory(System):
         """Return the data directory that a path is, or is inside of; None for other paths."""
         return database.find_root(path)
 
-    def databases(self, found: Located) -> Iterator[str]:
+    def databases(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's SQLite files, relative to its root."""
-        root = found.tree.path
+        root = source.tree.path
         yield from (database.DATABASE, database.FILE_INDEX)
         for folder in database.find_provider_folders(root):
             yield folder.database.relative_to(root).as_posix()
 
-    def files(self, found: Located) -> Iterator[str]:
+    def files(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
         yield database.STATE
 

@@ -89,25 +89,25 @@ class Chroma(System):
         """Describe the store at a path that :meth:`store_at` returned."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path), places=StatePaths(vectors=""))
 
-    def databases(self, found: Located) -> Iterator[str]:
+    def databases(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's SQLite files, relative to its root."""
         yield database.FILE
 
-    def files(self, found: Located) -> Iterator[str]:
+    def files(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
-        yield from list_segment_folders(found.tree.path)
+        yield from list_segment_folders(source.tree.path)
 
-    def part_names(self, found: Located) -> dict[str, str]:
+    def part_names(self, source: Located) -> dict[str, str]:
         """Map the id of each collection of a store to its name; empty if the database cannot be read."""
         with (
             contextlib.suppress(ChromaProblem, apsw.Error, OSError, UnicodeDecodeError),
-            database.open_chroma(found.tree.path / database.FILE) as db,
+            database.open_chroma(source.tree.path / database.FILE) as db,
         ):
             return {one.id: one.name for one in database.list_collections(db)}
         return {}
 
     @contextlib.contextmanager
-    def exclusive_access(self, found: Located) -> Iterator[None]:
+    def exclusive_access(self, source: Located) -> Iterator[None]:
         """Make sure that no program has the database open, or Open WebUI its own.
 
         Chroma keeps no lock while it is idle. On Linux, the files that other processes have open are examined.
@@ -116,7 +116,7 @@ class Chroma(System):
         Raises:
             ApplicationOpen
         """
-        root = found.tree.path
+        root = source.tree.path
         files = [root / database.FILE]
         webui = layouts.open_webui_database(root)
         if webui is not None:

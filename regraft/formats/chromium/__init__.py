@@ -505,7 +505,7 @@ def find_open_scopes(database: LevelDb) -> frozenset[int]:
     return frozenset(found)
 
 
-def scan_committed(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes]:
+def scan_committed(database: LevelDb, is_wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes]:
     """Return the value of each wanted key after the last committed transaction, without deleted keys.
 
     ``scopes`` are the numbers of transactions that were not committed.
@@ -513,13 +513,13 @@ def scan_committed(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int])
     Raises:
         StorageDamaged: see :meth:`LevelDb.scan`.
     """
-    newest = {key: record.value for key, record in database.scan(wanted).items()}
+    newest = {key: record.value for key, record in database.scan(is_wanted).items()}
     if scopes:
-        newest.update(_scan_undo_values(database, wanted, scopes))
+        newest.update(_scan_undo_values(database, is_wanted, scopes))
     return {key: value for key, value in newest.items() if value is not None}
 
 
-def _scan_undo_values(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes | None]:
+def _scan_undo_values(database: LevelDb, is_wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes | None]:
     """Return the values of wanted keys before the open transactions (``scopes``); None for a key that did not exist."""
 
     def keep(_: bytes, task: bytes) -> bytes:
@@ -528,7 +528,7 @@ def _scan_undo_values(database: LevelDb, wanted: KeyFilter, scopes: frozenset[in
             change = _parse_undo_task(task)
         except MalformedStorage:
             return b""
-        return task if change is not None and wanted.holds(change[0]) else b""
+        return task if change is not None and is_wanted.holds(change[0]) else b""
 
     tasks: list[tuple[int, bytes, Record]] = []
     for key, record in database.scan(PrefixFilter(_GLOBAL, _TASKS), keep).items():

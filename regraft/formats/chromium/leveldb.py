@@ -382,7 +382,7 @@ class TableReader:
             for key, value in _iterate_entries(self._read_block(_read_handle(footer)))
         ]
 
-    def records(self, wanted: KeyFilter) -> Iterator[Record]:
+    def records(self, is_wanted: KeyFilter) -> Iterator[Record]:
         """Yield the selected records in table order, with all versions of each key.
 
         Raises:
@@ -390,10 +390,10 @@ class TableReader:
         """
         low: bytes | None = None
         for high, handle in self._index:
-            if wanted.may_hold(low, high):
+            if is_wanted.may_hold(low, high):
                 for internal, value in _iterate_entries(self._read_block(handle)):
                     key = user_key(internal)
-                    if wanted.holds(key):
+                    if is_wanted.holds(key):
                         yield _record(key, internal, value)
             low = high
 
@@ -688,7 +688,7 @@ class LevelDb:
 
     def scan(
         self,
-        wanted: KeyFilter,
+        is_wanted: KeyFilter,
         keep: Callable[[bytes, bytes], bytes] | None = None,
         is_answer: Callable[[Record], bool] | None = None,
     ) -> dict[bytes, Record]:
@@ -715,16 +715,16 @@ class LevelDb:
                 newest[record.key] = record
 
         for table in self._tables:
-            if wanted.may_hold(table.smallest, table.largest):
+            if is_wanted.may_hold(table.smallest, table.largest):
                 try:
-                    self._scan_table(table, wanted, take)
+                    self._scan_table(table, is_wanted, take)
                 except StorageChanged:
                     raise
                 except StorageDamaged as problem:
                     if is_answer is None:
                         raise
                     unread[table] = problem
-        self._scan_logs(wanted, take)
+        self._scan_logs(is_wanted, take)
         if is_answer is not None and unread:
             return self._newer_than(unread, newest, is_answer)
         return newest
@@ -754,7 +754,7 @@ class LevelDb:
             self.pass_over(f"{table.number}")
         return newest
 
-    def _scan_logs(self, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
+    def _scan_logs(self, is_wanted: KeyFilter, take: Callable[[Record], None]) -> None:
         """Call ``take`` with each wanted record of the logs, and count damaged parts."""
         passed_over = 0
         for path in self._logs:
@@ -764,7 +764,7 @@ class LevelDb:
                 damaged = 0
                 for batch in log:
                     try:
-                        records = batch_records(batch, wanted.holds)
+                        records = batch_records(batch, is_wanted.holds)
                     except MalformedStorage:
                         damaged += 1
                         continue
@@ -781,7 +781,7 @@ class LevelDb:
                 )
         self._in_logs = max(self._in_logs, passed_over)
 
-    def _scan_table(self, table: TableFile, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
+    def _scan_table(self, table: TableFile, is_wanted: KeyFilter, take: Callable[[Record], None]) -> None:
         """Call ``take`` with each wanted record of a table.
 
         Raises:
@@ -800,7 +800,7 @@ class LevelDb:
             with copy.open("rb") as file:
                 opened = self._open_table(file, copy.stat().st_size, name)
                 if opened is not None:
-                    for record in opened.records(wanted):
+                    for record in opened.records(is_wanted):
                         take(record)
         except MalformedStorage as error:
             raise StorageDamaged(f"{join_path(self.folder, name)}: {error}") from error

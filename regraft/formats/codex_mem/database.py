@@ -329,14 +329,14 @@ def sum_counts(counts: Iterable[StatusCounts]) -> StatusCounts:
     return summed
 
 
-def is_current_vector(held: StoredVector, content_hash: str) -> bool:
+def is_current_vector(stored: StoredVector, content_hash: str) -> bool:
     """Whether a stored vector is valid and belongs to the text with this hash."""
-    return not _is_of_other_text(held, content_hash) and held.flaw is None
+    return not _is_of_other_text(stored, content_hash) and stored.flaw is None
 
 
-def _is_of_other_text(held: StoredVector, content_hash: str) -> bool:
+def _is_of_other_text(stored: StoredVector, content_hash: str) -> bool:
     """Whether a vector was made from another text, or in another format of it."""
-    return held.content_hash != content_hash or held.content_version != CONTENT_VERSION
+    return stored.content_hash != content_hash or stored.content_version != CONTENT_VERSION
 
 
 class NoteReader:
@@ -422,14 +422,14 @@ class NoteReader:
             can_adopt_vector=bool(is_adoptable),
         )
 
-    def _can_adopt_vector(self, held: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
+    def _can_adopt_vector(self, stored: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
         """Whether a note's metadata can be set from its vector in the sidecar.
 
         The vector must be of the current text, and the metadata must name no other model or be older than the vector.
         """
         model = None if self._vectors is None else self._vectors.meta.model_id
-        is_younger = str(held.embedded_at) > str(metadata.embedded_at or "")
-        return is_current_vector(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
+        is_younger = str(stored.embedded_at) > str(metadata.embedded_at or "")
+        return is_current_vector(stored, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
 
     def _compute_status(self, metadata: EmbeddingMetadata, held: StoredVector | None, content_hash: str) -> NoteStatus:
         """Compute the status of a note that may be embedded.

@@ -203,15 +203,15 @@ def _determine_state(before: HealthState | None, counts: StatusCounts) -> Health
     return before or next((state for state, number in of_notes if number), HealthState.READY)
 
 
-def find_obstacle(found: NoteSurvey) -> str | None:
+def find_obstacle(survey: NoteSurvey) -> str | None:
     """Return why vectors cannot be used at present, for messages; None if they can.
 
     Raises:
         SidecarUnreadable: the sidecar is damaged.
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
-    memory = found.memory
-    if found.state is HealthState.INCOMPATIBLE:
+    memory = survey.memory
+    if survey.state is HealthState.INCOMPATIBLE:
         return tr("the vector file does not match the notes: {incompatible}", incompatible=find_incompatibility(memory))
     return {
         HealthState.DISABLED: tr("no note has ever been embedded"),
@@ -219,7 +219,7 @@ def find_obstacle(found: NoteSurvey) -> str | None:
             "the vector file cannot be used: {problem}", problem=memory.problem or tr("there is none")
         ),
         HealthState.REBUILDING: tr("a rebuild of the vectors was started and is not complete"),
-    }.get(found.state)
+    }.get(survey.state)
 
 
 class Signals(Struct, frozen=True, kw_only=True):
@@ -247,13 +247,13 @@ class Signals(Struct, frozen=True, kw_only=True):
     last_rebuild: str | None
 
 
-def collect_signals(found: NoteSurvey) -> Signals:
+def collect_signals(survey: NoteSurvey) -> Signals:
     """Compute the signals of a database's health, which the upstream draft defines.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
-    memory, state, counts, meta = found.memory, found.state, found.total, found.memory.meta
+    memory, state, counts, meta = survey.memory, survey.state, survey.total, survey.memory.meta
     is_hybrid = state not in WORDS_ONLY_STATES and counts.ready > 0
     is_compatible = memory.vectors is not None and state is not HealthState.INCOMPATIBLE
     return Signals(
@@ -272,7 +272,7 @@ def collect_signals(found: NoteSurvey) -> Signals:
         sidecar_present=memory.is_present,
         sidecar_compatible=is_compatible if memory.is_present else None,
         sidecar_version=memory.sidecar_version,
-        orphans=None if found.gone is None else found.gone + counts.orphaned,
+        orphans=None if survey.gone is None else survey.gone + counts.orphaned,
         last_backfill=None if meta is None else meta.backfilled_at,
         last_rebuild=None if meta is None else meta.rebuilt_at,
     )

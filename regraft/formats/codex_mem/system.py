@@ -54,21 +54,21 @@ class CodexMem(System):
         real = links.real_path(path) if path.is_symlink() else path
         return Located(kind=self.kind, path=real, tree=FolderTree(real.parent))
 
-    def databases(self, found: Located) -> Iterator[str]:
+    def databases(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's SQLite files, relative to its root."""
-        yield found.path.name
-        yield database.sidecar_path(found.path).name
+        yield source.path.name
+        yield database.sidecar_path(source.path).name
 
-    def text_vectors(self, found: Located) -> Iterator[StoredVectors]:
+    def text_vectors(self, source: Located) -> Iterator[StoredVectors]:
         """Yield the vectors of the sidecar that belong to the current text of a note, by the hash of the text.
 
         Raises:
             SourceUnreadable: the database or the sidecar cannot be read.
         """
-        path = database.sidecar_path(found.path)
+        path = database.sidecar_path(source.path)
         try:
             with (
-                sqlite.open_readonly(found.path, beside_writers=True) as db,
+                sqlite.open_readonly(source.path, beside_writers=True) as db,
                 sidecar.open_sidecar(path) as (side, meta),
             ):
                 if meta.dimensions is not None:
@@ -79,21 +79,21 @@ class CodexMem(System):
         except SidecarProblem as problem:
             raise SourceUnreadable(path=path, reason=problem) from problem
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
-            raise SourceUnreadable(path=found.path, reason=error) from error
+            raise SourceUnreadable(path=source.path, reason=error) from error
 
     def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """Context in which changes to notes that the user excluded are rejected."""
         return database.guard_excluded_notes(db)
 
-    def part_names(self, found: Located) -> dict[str, str]:
+    def part_names(self, source: Located) -> dict[str, str]:
         """Map the id of each project of a store to its name; empty if the database cannot be read."""
-        with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(found.path) as db:
+        with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(source.path) as db:
             return {key: project.name for key, project in database.read_projects(db).items()}
         return {}
 
-    def changeable_paths(self, found: Located) -> frozenset[str] | None:
+    def changeable_paths(self, source: Located) -> frozenset[str] | None:
         """Return the paths of the store's own SQLite files, relative to its root: only these may change."""
-        return frozenset(self.databases(found))
+        return frozenset(self.databases(source))
 
 
 def _read_vectors(db: apsw.Connection, side: apsw.Connection, meta: sidecar.SidecarMeta) -> Iterator[TextVector]:

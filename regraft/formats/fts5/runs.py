@@ -280,11 +280,11 @@ class _Stream(msgspec.Struct, frozen=True, kw_only=True):
     doclists: Numbers
 
 
-def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[SortedRun, list[int]]:
+def write_run(trigrams: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[SortedRun, list[int]]:
     """Write the doclists of texts to a new file.
 
     Args:
-        found: the sorted trigrams of the texts.
+        trigrams: the sorted trigrams of the texts.
         rows: rowid of each text.
         into: the new file.
         page_bytes: FTS5's ``pgsz``.
@@ -295,8 +295,8 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     Raises:
         OSError: the file cannot be written.
     """
-    made = _encode_doclists(found, rows)
-    terms, count = _to_code_points(found, made.terms), len(made.terms)
+    made = _encode_doclists(trigrams, rows)
+    terms, count = _to_code_points(trigrams, made.terms), len(made.terms)
     doclists = np.empty(count + 1, dtype=_DOCLIST)
     last_rows = np.append(made.doclists[1:], len(made.rows))[: len(made.doclists)] - 1
     doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[last_rows]
@@ -309,7 +309,7 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     marks["start"] = np.append(made.starts, np.int32(len(made.data)))[nearest]
     marks["row"] = np.append(made.rows, np.int32(0))[nearest]
     with durable.open_binary(into, "xb") as file:
-        for array in (rows.astype(_ROW), found.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
+        for array in (rows.astype(_ROW), trigrams.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
             file.write(array.data)
     run = SortedRun(path=into, rows=len(rows), terms=count, marks=len(marks), stream_bytes=len(made.data))
     sizes = np.cumsum(np.diff(doclists["start"]) + DOCLIST_BYTES)
@@ -319,23 +319,23 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     return run, terms[samples].tolist()
 
 
-def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
-    """Convert trigrams from indexes in the alphabet of ``found`` to code points."""
-    alphabet = np.array(found.alphabet, dtype=np.int64)
+def _to_code_points(trigrams: Trigrams, numbers: Numbers) -> Numbers:
+    """Convert trigrams from indexes in the alphabet of ``trigrams`` to code points."""
+    alphabet = np.array(trigrams.alphabet, dtype=np.int64)
     terms = np.zeros(len(numbers), dtype=np.int64)
     for digit in reversed(range(CHARACTERS)):
-        indexes = numbers >> digit * found.digit_bits & (1 << found.digit_bits) - 1
+        indexes = numbers >> digit * trigrams.digit_bits & (1 << trigrams.digit_bits) - 1
         terms = terms << CHARACTER_BITS | alphabet[indexes]
     return terms
 
 
-def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
+def _encode_doclists(trigrams: Trigrams, rows: Numbers) -> _Stream:
     """Encode the doclists of sorted trigrams, slice by slice; ``rows`` is the rowid of each text."""
     data, starts, of_rows, terms, doclists = [], [], [], [], []
     size = count = 0
     before = -1, 0
-    for first, last in _slices(found):
-        piece = _encode_slice(found, found.keys[first:last], rows, *before)
+    for first, last in _slices(trigrams):
+        piece = _encode_slice(trigrams, trigrams.keys[first:last], rows, *before)
         data.append(piece.data)
         starts.append((piece.starts + size).astype(np.int32))
         of_rows.append(piece.rows)
@@ -343,7 +343,7 @@ def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
         doclists.append(piece.doclists + count)
         size += len(piece.data)
         count += len(piece.rows)
-        before = int(found.keys[last - 1] >> (found.text_bits + found.place_bits)), int(piece.rows[-1])
+        before = int(trigrams.keys[last - 1] >> (trigrams.text_bits + trigrams.place_bits)), int(piece.rows[-1])
     return _Stream(
         data=_concatenate(data, np.uint8),
         starts=_concatenate(starts, np.int32),
@@ -358,49 +358,49 @@ def _concatenate(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
-def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
+def _slices(trigrams: Trigrams) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of consecutive ranges of the sorted keys; each begins with a new row."""
     first = 0
-    while first < len(found.keys):
-        last = _next_row(found, first + _SLICE)
+    while first < len(trigrams.keys):
+        last = _next_row(trigrams, first + _SLICE)
         yield first, last
         first = last
 
 
-def _next_row(found: Trigrams, near: int) -> int:
+def _next_row(trigrams: Trigrams, near: int) -> int:
     """Return the first index of a key, from ``near`` on, at which another row or another trigram begins."""
     step = 1 << 10
-    while near < len(found.keys):
-        rows = found.keys[near - 1 : near + step] >> found.place_bits
+    while near < len(trigrams.keys):
+        rows = trigrams.keys[near - 1 : near + step] >> trigrams.place_bits
         changes = np.flatnonzero(rows[1:] != rows[:-1])
         if len(changes):
             return near + int(changes[0])
         near += step
-    return len(found.keys)
+    return len(trigrams.keys)
 
 
-def _encode_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
+def _encode_slice(trigrams: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
     """Encode the doclists of a range of keys that begins with a new row.
 
     Args:
-        found: all sorted trigrams.
+        trigrams: all sorted trigrams.
         keys: the range of keys.
         rows: rowid of each text.
         term_before: trigram of the key before the range.
         row_before: rowid of the key before the range.
     """
     is_row = np.ones(len(keys), dtype=np.bool_)
-    np.greater_equal(keys[1:] ^ keys[:-1], 1 << found.place_bits, out=is_row[1:])
+    np.greater_equal(keys[1:] ^ keys[:-1], 1 << trigrams.place_bits, out=is_row[1:])
     docs = np.flatnonzero(is_row)
     first_keys = keys[docs]
     # Keys of one row and one trigram differ only in their position.
     steps = np.empty(len(keys), dtype=np.int64)
     np.subtract(keys[1:], keys[:-1], out=steps[1:])
-    steps[docs] = first_keys & (1 << found.place_bits) - 1
+    steps[docs] = first_keys & (1 << trigrams.place_bits) - 1
     steps += 2
-    first_keys >>= found.place_bits
-    of_docs = rows[first_keys & (1 << found.text_bits) - 1]
-    first_keys >>= found.text_bits
+    first_keys >>= trigrams.place_bits
+    of_docs = rows[first_keys & (1 << trigrams.text_bits) - 1]
+    first_keys >>= trigrams.text_bits
     is_term = differs_from_previous(first_keys)
     is_term[0] = first_keys[0] != term_before
     terms = np.flatnonzero(is_term)

@@ -767,11 +767,11 @@ class _Parser:
         return found
 
 
-def _require_known(found: Codec | None) -> Codec:
+def _require_known(codec: Codec | None) -> Codec:
     """Return a codec; raise _Unknown for None."""
-    if found is None:
+    if codec is None:
         raise _Unknown
-    return found
+    return codec
 
 
 # Table definitions (``docs/formats/redb.md``, "Tables").

@@ -48,19 +48,19 @@ class Rsclaw(System):
         """Describe the store at a path that :meth:`store_at` returned."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePaths(vectors=""))
 
-    def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
+    def exclusive_access(self, source: Located) -> AbstractContextManager[None]:
         """Keep rsclaw itself from opening a store within the context."""
         from regraft.formats.redb import block_writers  # noqa: PLC0415 - only where something is changed
 
-        return block_writers(found.path)
+        return block_writers(source.path)
 
-    def databases(self, found: Located) -> Iterator[str]:
+    def databases(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's SQLite files, relative to its root."""
         yield from ()
 
-    def files(self, found: Located) -> Iterator[str]:
+    def files(self, source: Located) -> Iterator[str]:
         """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
-        yield from (found.path.name, database.MARKDOWN, database.RAW, database.FULL_TEXT, database.HNSW)
+        yield from (source.path.name, database.MARKDOWN, database.RAW, database.FULL_TEXT, database.HNSW)
 
 
 SYSTEM = Rsclaw()

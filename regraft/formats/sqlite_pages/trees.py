@@ -366,13 +366,13 @@ class TreeWalker:
         if waiting:
             yield Visit(number=root, is_inner=True)
 
-    def _read_page(self, here: _Child, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
+    def _read_page(self, child: _Child, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
         """Read a child page of the tree with the number ``tree``. Return its bytes and header.
 
         The header is None if it is not a page of such a tree or was visited before (``seen``).
         """
-        number = here.number
-        if not 0 < number <= self._file.pages or here.depth > _MOST_DEPTH:
+        number = child.number
+        if not 0 < number <= self._file.pages or child.depth > _MOST_DEPTH:
             return b"", None
         if seen[number] or self.owners[number] not in (0, tree):
             return b"", None
@@ -390,9 +390,9 @@ class TreeWalker:
         return 2 * sum(1 < child <= most for child in children) > len(children)
 
 
-def _visit_leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
+def _visit_leaf(data: bytes, page: TreePage, child: _Child) -> Visit | None:
     """Describe a leaf page of a walk; None if most of its rowids are outside of the bounds that the tree sets."""
-    low, high, is_whole = here.low, here.high, page.is_whole and here.is_bounded
+    low, high, is_whole = child.low, child.high, page.is_whole and child.is_bounded
     if not page.kind.is_index and page.cells:
         rowids = [rowid for rowid in (_read_rowid(data, at) for at in page.cells) if rowid is not None]
         inside = [rowid for rowid in rowids if low < rowid <= high]
@@ -401,14 +401,14 @@ def _visit_leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
         is_ordered = all(one < two for one, two in pairwise(inside))
         is_whole = is_whole and is_ordered and len(inside) == len(page.cells)
     return Visit(
-        number=here.number,
+        number=child.number,
         data=data,
         page=page,
         cells=tuple(page.cells),
         low=low,
         high=high,
         is_whole=is_whole,
-        depth=here.depth,
+        depth=child.depth,
     )
 
 
@@ -420,41 +420,41 @@ def _read_rowid(data: bytes, at: int) -> int | None:
         return None
 
 
-def _list_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+def _list_children(data: bytes, page: TreePage, child: _Child) -> list[_Child | Visit]:
     """List the children of a table's interior page, with the bounds of rowids that its keys set.
 
     A damaged page gives children without bounds, after a visit that marks the gap.
     """
     found: list[tuple[int, int]] = []
-    is_sound = page.is_whole and here.is_bounded
+    is_sound = page.is_whole and child.is_bounded
     for at in page.cells:
         try:
             found.append(parse_child_cell(data, at))
         except MalformedRecord:
             is_sound = False
-    keys = [here.low, *(key for _, key in found), here.high]
+    keys = [child.low, *(key for _, key in found), child.high]
     is_sound = is_sound and all(one < two for one, two in pairwise(keys[:-1]))
-    is_sound = is_sound and keys[-2] <= here.high
+    is_sound = is_sound and keys[-2] <= child.high
     numbers = [*(number for number, _ in found), page.right]
     if not is_sound:
         return [
-            Visit(number=here.number, is_inner=True),
-            *(replace(here, number=number, depth=here.depth + 1, is_bounded=False) for number in numbers),
+            Visit(number=child.number, is_inner=True),
+            *(replace(child, number=number, depth=child.depth + 1, is_bounded=False) for number in numbers),
         ]
     return [
-        _Child(number=number, low=low, high=high, depth=here.depth + 1)
+        _Child(number=number, low=low, high=high, depth=child.depth + 1)
         for number, low, high in zip(numbers, keys[:-1], keys[1:], strict=True)
     ]
 
 
-def _list_keys_and_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+def _list_keys_and_children(data: bytes, page: TreePage, child: _Child) -> list[_Child | Visit]:
     """List the children of an index's interior page, with the page's own keys between them."""
-    found: list[_Child | Visit] = [] if page.is_whole else [Visit(number=here.number, is_inner=True)]
+    found: list[_Child | Visit] = [] if page.is_whole else [Visit(number=child.number, is_inner=True)]
     for at in page.cells:
-        found.append(_Child(number=read_left_child(data, at), depth=here.depth + 1))
-        key = Visit(number=here.number, data=data, page=page, cells=(at,), is_whole=page.is_whole, depth=here.depth)
+        found.append(_Child(number=read_left_child(data, at), depth=child.depth + 1))
+        key = Visit(number=child.number, data=data, page=page, cells=(at,), is_whole=page.is_whole, depth=child.depth)
         found.append(key)
-    found.append(_Child(number=page.right, depth=here.depth + 1))
+    found.append(_Child(number=page.right, depth=child.depth + 1))
     return found
 
 

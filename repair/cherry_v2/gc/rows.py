@@ -197,19 +197,19 @@ class IndexGarbage:
             named.add(v2.VECTOR_ORPHAN)
         return [one for one in _GARBAGE if one.finding in named and is_wanted(options, one.finding)]
 
-    def _report_protected(self, wanted: list[_Garbage], why: str) -> Iterator[Unresolved]:
+    def _report_protected(self, garbage: list[_Garbage], why: str) -> Iterator[Unresolved]:
         """Report, for each kind of rows that the base has, that they are kept, and why."""
-        for name in sorted({one.finding for one in wanted} & self.findings.keys()):
+        for name in sorted({one.finding for one in garbage} & self.findings.keys()):
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
 
     def _removals(
-        self, db: apsw.Connection, wanted: list[_Garbage], options: GcOptions
+        self, db: apsw.Connection, garbage: list[_Garbage], options: GcOptions
     ) -> Iterator[tuple[_Garbage, Action]]:
-        """Yield the ``wanted`` kinds of rows that may be deleted, each with the action that does it."""
+        """Yield the ``garbage`` kinds of rows that may be deleted, each with the action that does it."""
         known = {
             one.finding: one
-            for one in wanted
+            for one in garbage
             if not self._needing(one)
             and not self._may_return(one, options)
             and not self._has_odd_keys(db, one)

@@ -58,12 +58,12 @@ class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
     mark: sqlite.FileState
 
 
-def _as_vector_file(survey: VectorSurvey, left: SalvageResult, tree: Tree) -> VectorFile:
+def _as_vector_file(survey: VectorSurvey, salvaged: SalvageResult, tree: Tree) -> VectorFile:
     """Return the temporary file that a salvage has written for a vector file in ``tree``, with its survey."""
-    assert left.vectors is not None
-    assert left.table is not None
-    mark = sqlite.read_file_state(left.vectors)
-    return VectorFile(survey=survey, path=left.vectors, tree=tree, mark=mark, table=left.table)
+    assert salvaged.vectors is not None
+    assert salvaged.table is not None
+    mark = sqlite.read_file_state(salvaged.vectors)
+    return VectorFile(survey=survey, path=salvaged.vectors, tree=tree, mark=mark, table=salvaged.table)
 
 
 class V1Data(msgspec.Struct, frozen=True, kw_only=True):

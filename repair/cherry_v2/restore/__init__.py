@@ -58,20 +58,20 @@ from repair.embedding.survey import UnnamedEmbedder, estimate_outcome
 # --- publication of a base that was built: its folder, files of the old base, catalog rows ---------------------------
 
 
-def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
+def new_rows(source: RestoreSource, restored: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
     """Plan the catalog rows of the wanted base and its ``items``, and of its model if the catalog does not have that.
 
     Raises:
         NotRestored: the catalog cannot have the model.
         ProfileUnknown: the profile is of an unknown version of the application.
     """
-    base = wanted.base_id(source.key)
+    base = restored.base_id(source.key)
     statements = CatalogStatements.of(source.store)
     statements.bases.add(source.key)
     for table in (BASES, ITEMS):
         statements.tables.insertable_columns(table, ())
     try:
-        insert_model(statements, source.store, source.catalog, wanted.model_id, base, now_ms)
+        insert_model(statements, source.store, source.catalog, restored.model_id, base, now_ms)
     except ModelUnusable as reason:
         raise NotRestored(path=source.store.path, base=source.key, reason=reason) from reason
     row = source.row
@@ -80,13 +80,13 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
     rerank = row.get("rerank_model_id")
     changed = {
         "id": base,
-        "name": row.get("name") if is_blank(wanted.name) else wanted.name,
-        "dimensions": wanted.dimensions,
-        "embedding_model_id": wanted.model_id,
+        "name": row.get("name") if is_blank(restored.name) else restored.name,
+        "dimensions": restored.dimensions,
+        "embedding_model_id": restored.model_id,
         "status": "completed",
         "error": None,
-        **({} if is_search_kept else statements.tables.search_settings(wanted.model_id)),
-        "rerank_model_id": rerank if rerank in source.catalog.model_ids or rerank == wanted.model_id else None,
+        **({} if is_search_kept else statements.tables.search_settings(restored.model_id)),
+        "rerank_model_id": rerank if rerank in source.catalog.model_ids or rerank == restored.model_id else None,
         "created_at": now_ms,
         "updated_at": now_ms,
     }
@@ -100,8 +100,8 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
             statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
     message = tr(
         "add it to the catalog with the model {model_id}, {dimensions} dimensions, and",
-        model_id=wanted.model_id,
-        dimensions=wanted.dimensions,
+        model_id=restored.model_id,
+        dimensions=restored.dimensions,
     )
     message = f"{message} {format_count(len(items), 'item')}"
     statements.actions.append(
@@ -110,19 +110,19 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
     return make_catalog_change(statements, MODEL_TABLES)
 
 
-def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
+def build_folder(source: RestoreSource, restored: RestoredBase) -> Path:
     """Return the folder where the wanted base is built, which need not exist.
 
     Raises:
         NotRestored: the catalog has that base already.
     """
-    base = wanted.base_id(source.key)
+    base = restored.base_id(source.key)
     if base in source.catalog.rows_by_base:
         reason = tr(
             "it was restored already, as base {base} with the model {model_id}; regraft backfill embeds texts without "
             "a vector there, and --name or another model restores it once more",
             base=base,
-            model_id=wanted.model_id,
+            model_id=restored.model_id,
         )
         raise NotRestored(path=source.store.path, base=source.key, reason=reason)
     return source.store.own_folder / RESTORING / base

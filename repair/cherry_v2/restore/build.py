@@ -92,12 +92,12 @@ class BuiltBase(msgspec.Struct, frozen=True):
         return self.folder(staged) / INDEX_FILE
 
 
-def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> BuiltBase:
+def build_base(source: RestoreSource, base: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> BuiltBase:
     """Build the new base in the folder ``staged``, or return the record of the base that an earlier run built there.
 
     Args:
         source: the old base.
-        wanted: the new base.
+        base: the new base.
         staged: the staging folder, on the disk of the store; may not exist yet. Its content is kept for the next run.
         now_ms: the run's time in ms.
         progress: notified of every item.
@@ -111,15 +111,15 @@ def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms
     mark = source.mark()
     built = staged / mark
     if built.is_dir():
-        return _read_record(built / _RECORD, mark, source.key, wanted.base_id(source.key))
+        return _read_record(built / _RECORD, mark, source.key, base.base_id(source.key))
     new = staged / _NEW
     durable.remove_tree(new)
     durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
     try:
-        builder = _Builder(source, wanted, new / _BASE, now_ms)
+        builder = _Builder(source, base, new / _BASE, now_ms)
         with stage(progress, tr("Collecting texts"), len(source.items), "items"):
             restored = builder.run(mark, progress)
-        _keep_vectors(new / _BASE / INDEX_FILE, staged, wanted)
+        _keep_vectors(new / _BASE / INDEX_FILE, staged, base)
         count_missing_vectors(new / _BASE / INDEX_FILE, restored.base)
         durable.put_bytes(new / _RECORD, msgspec.json.encode(document_in_english(msgspec.to_builtins(restored))))
         durable.sync_tree(new)
@@ -175,14 +175,14 @@ def _record_problem(record: BuiltBase, mark: str, source: str, base: str) -> str
     return None
 
 
-def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
+def _keep_vectors(index: Path, staged: Path, base: RestoredBase) -> None:
     """Copy vectors that earlier runs paid for, but never published, into the new index file.
 
     They were made for earlier states of the old base, or for bases of another name with the same model. Unreadable
     files are skipped.
     """
     for earlier in _built_indexes(staged.parent):
-        if earlier == index or not (staged in earlier.parents or _model_of(earlier) == wanted.model_id):
+        if earlier == index or not (staged in earlier.parents or _model_of(earlier) == base.model_id):
             continue
         with (
             suppress(*sqlite.CONTENT_ERRORS),
@@ -196,7 +196,7 @@ def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
                 " WHERE typeof(vector_blob) = 'blob' AND length(vector_blob) = ? AND typeof(created_at) = 'integer'"
                 " AND EXISTS (SELECT 1 FROM main.search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"
                 " ON CONFLICT DO NOTHING",
-                (4 * wanted.dimensions,),
+                (4 * base.dimensions,),
             )
 
 
@@ -233,14 +233,14 @@ def paid_dimensions(source: RestoreSource, model_id: str, restoring: Path) -> in
     return None
 
 
-def demand_text(source: RestoreSource, wanted: RestoredBase) -> None:
+def demand_text(source: RestoreSource, base: RestoredBase) -> None:
     """Check that at least one item of a base has a text, without building anything.
 
     Raises:
         NotRestored: no item has a text.
     """
     with scratch.temporary_folder() as work:
-        _Builder(source, wanted, work, 0).demand_text()
+        _Builder(source, base, work, 0).demand_text()
 
 
 def count_missing_vectors(index: Path, base: str, dimensions: int | None = None) -> int:
@@ -262,11 +262,11 @@ def count_missing_vectors(index: Path, base: str, dimensions: int | None = None)
 class _Builder:
     """Builds one new base in a folder. Single use."""
 
-    def __init__(self, source: RestoreSource, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
+    def __init__(self, source: RestoreSource, base: RestoredBase, folder: Path, now_ms: int) -> None:
         """Prepare the build of the wanted base in ``folder``."""
         self._source = source
-        self._base = wanted.base_id(source.key)
-        self._model_id = wanted.model_id
+        self._base = base.base_id(source.key)
+        self._model_id = base.model_id
         self._raw = folder / RAW_FOLDER
         self._index = folder / INDEX_FILE
         self._now = now_ms

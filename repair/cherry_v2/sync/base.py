@@ -524,22 +524,22 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             return None
         return self._cut(item_id, found)
 
-    def _cut(self, item_id: str, found: ItemText) -> NewText:
+    def _cut(self, item_id: str, item_text: ItemText) -> NewText:
         """Cut the text of the item with this id into units, and note which of them lack a vector."""
-        spans = cut_text(found.text, self.settings)
+        spans = cut_text(item_text.text, self.settings)
         if not spans:
             raise NoText(BLANK)
-        hashes = [unit.embedding_text_hash for unit in schema.cut_units(item_id, found.text, spans)]
+        hashes = [unit.embedding_text_hash for unit in schema.cut_units(item_id, item_text.text, spans)]
         former = self.index.bodies(item_id)
-        if len(former) * len(found.text) > _MOST_COMPARED:
+        if len(former) * len(item_text.text) > _MOST_COMPARED:
             former = []
         return NewText(
-            content_hash=identity.text_hash(found.text),
+            content_hash=identity.text_hash(item_text.text),
             spans=tuple(spans),
-            bytes=2 * len(found.text.encode()) + 800 * len(spans),
+            bytes=2 * len(item_text.text.encode()) + 800 * len(spans),
             lacking=tuple(sorted(self.index.lacking(hashes))),
-            guessed=found.guessed,
-            recut=sum(identity.text_hash(body) not in hashes and body in found.text for body in former),
+            guessed=item_text.guessed,
+            recut=sum(identity.text_hash(body) not in hashes and body in item_text.text for body in former),
         )
 
     # --- new and renamed files ---------------------------------------------------------------------------------------
@@ -571,17 +571,15 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 inside = ((innermost(path) or top, path) for path in found.files)
                 yield from ((one, path) for one, path in inside if one.prefix and not found.is_too_large)
 
-    def _report_skipped(self, folder: Followed, found: FolderScan) -> None:
+    def _report_skipped(self, folder: Followed, scan: FolderScan) -> None:
         """Report files in a folder that a scan skipped, and a folder with too many files."""
-        if found.is_too_large and folder.id in {one.id for one in self.folders}:
-            problem = tr(
-                "--source {path}: it has more than {count:,} files", path=folder.source, count=len(found.files)
-            )
+        if scan.is_too_large and folder.id in {one.id for one in self.folders}:
+            problem = tr("--source {path}: it has more than {count:,} files", path=folder.source, count=len(scan.files))
             raise WrongUsage(problem=problem, hint=tr("name the folder with the files"))
-        if found.is_too_large:
-            reason = tr("it has more than {count:,} files; new ones are not added", count=len(found.files))
+        if scan.is_too_large:
+            reason = tr("it has more than {count:,} files; new ones are not added", count=len(scan.files))
             self.leave(v2.SOURCE_UNREACHABLE, reason, folder.source)
-        for reason, name in found.skipped:
+        for reason, name in scan.skipped:
             self.leave(v2.SOURCE_SKIPPED, reason, name, "note")
 
     def _take_new(self, folder: Followed, path: Path, lost: LostItems) -> None:
@@ -610,8 +608,8 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             reason = tr("it cannot be read ({strerror})", strerror=problem.strerror)
             self.leave(v2.SOURCE_UNREACHABLE, reason, str(path))
 
-    def _add_item(self, folder: Followed, file: SourceFile, found: ItemText) -> None:
-        """Add an item for a new file with the text ``found``.
+    def _add_item(self, folder: Followed, file: SourceFile, item_text: ItemText) -> None:
+        """Add an item for a new file with the text ``item_text``.
 
         Raises:
             NoText: the text has no units.
@@ -619,7 +617,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         key = self._new_id(str(file.path))
         material = self.index.materials.get(key)
         # A run that was killed may have indexed it.
-        is_indexed = material is not None and material.content_hash == identity.text_hash(found.text)
+        is_indexed = material is not None and material.content_hash == identity.text_hash(item_text.text)
         item = SyncedItem(
             id=key,
             row=None,
@@ -627,7 +625,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             source=str(file.path),
             path="",
             file=file,
-            text=None if is_indexed else self._cut(key, found),
+            text=None if is_indexed else self._cut(key, item_text),
             is_copied=True,
         )
         self.new.append(item)

@@ -210,10 +210,10 @@ def scan_folder(root: SourceRoot) -> FolderScan:
     return found
 
 
-def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool:
+def _is_followed_folder(path: Path, root: SourceRoot, scan: FolderScan) -> bool:
     """Whether files below a folder are compared: not if it is hidden, a link or the store.
 
-    A link is added to ``found``.
+    A link is added to ``scan``.
     """
     try:
         if is_hidden(path.name) or _is_marked_hidden(file_paths.lstat(path)):
@@ -221,12 +221,12 @@ def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool
     except OSError:
         return True  # the walk reports that it cannot be read
     if file_paths.is_link(path):
-        found.skipped.append((tr("it is a link"), str(path)))
+        scan.skipped.append((tr("it is a link"), str(path)))
         return False
     return links.real_path(path) != root.store
 
 
-def _is_followed_file(path: Path, found: FolderScan) -> bool:
+def _is_followed_file(path: Path, scan: FolderScan) -> bool:
     """Whether a file is compared: a regular file that is not hidden. Other reasons are added to ``found.skipped``."""
     try:
         path.name.encode()
@@ -239,7 +239,7 @@ def _is_followed_file(path: Path, found: FolderScan) -> bool:
         if stat.S_ISREG(status.st_mode):
             return not _is_marked_hidden(status)
         reason = tr("it is a link") if stat.S_ISLNK(status.st_mode) else tr("it is not a file")
-    found.skipped.append((reason, str(path)))
+    scan.skipped.append((reason, str(path)))
     return False
 
 
