@@ -140,7 +140,10 @@ class _SentProgress:
         self._stage, self._began, self._sent = Stage(), 0.0, 0.0
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes.
+
+        ``what`` names the work of the stage.
+        """
         self._began = time.monotonic()
         self._change(0.0, name=what, label="", unit=unit, done=0, total=rows)
 

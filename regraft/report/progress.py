@@ -22,7 +22,10 @@ class Progress(Protocol):
     """Receives the progress of long work."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes.
+
+        ``what`` names the work of the stage.
+        """
 
     def at(self, label: str) -> None:
         """Name the object that is being processed."""
@@ -38,7 +41,10 @@ class SilentProgress:
     """A progress that shows nothing."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes.
+
+        ``what`` names the work of the stage.
+        """
 
     def at(self, label: str) -> None:
         """Name the object that is being processed."""
@@ -78,7 +84,10 @@ class ProgressBar:
         self._label = ""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes.
+
+        ``what`` names the work of the stage.
+        """
         self._bytes, self._unit, self._label = 0, unit, ""
         self._bar = _bar_class()(
             total=rows,

@@ -288,7 +288,7 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether its dimensions are those of ``--dimensions``.
     is_given: bool = False
     finding: str = v2.VECTOR_MISSING
-    shares_with_itself: bool = False
+    is_file_shared: bool = False
     needs_dimensions: bool = True
     resolves: frozenset[str] = frozenset({v2.VECTOR_MISSING})
 

@@ -171,7 +171,7 @@ def _assign_paths(
 ) -> Iterator[tuple[str, str]]:
     """Yield ids of files in a folder item with new paths below ``prefix``, derived from those of the originals.
 
-    ``materials`` are the paths in the index, by material id.
+    ``taken`` has the paths of the folder that are in use, ``materials`` the paths in the index, by material id.
     """
     # v1 stored an entry again each time it was read. The row that has the text gets the plain name.
     with_text = {_source_of(row) for row in files if row["id"] in materials}

@@ -654,7 +654,7 @@ class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
     is_unfinished: bool
     finding: str = chroma.VECTOR_MISSING
     is_new: bool = False
-    shares_with_itself: bool = False
+    is_file_shared: bool = False
     needs_dimensions: bool = True
 
     @property

@@ -358,7 +358,7 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool = False
     #: Whether a rebuild was started and not completed.
     is_unfinished: bool = False
-    shares_with_itself: bool = True
+    is_file_shared: bool = True
     needs_dimensions: bool = False
     resolves: frozenset[str] = frozenset({codex.PENDING, codex.STALE, codex.FAILED})
 

@@ -203,7 +203,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         if self.is_offline:
             for one in self.survey.targets:
                 planned, nothing = one.outcome.planned, empty_estimate(self.settings)
-                shared = planned.shared if one.target.shares_with_itself else 0
+                shared = planned.shared if one.target.is_file_shared else 0
                 one.outcome.planned = structs.replace(nothing, shared=shared, reused=planned.reused)
 
     @property
@@ -322,7 +322,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
 
     def _copy_known_vectors(self, surveyed: SurveyedTarget, scope: Scope) -> None:
         """Copy the vectors of equal texts from other bases with the same model into a scope, to pay for a text once."""
-        if surveyed.target.shares_with_itself:
+        if surveyed.target.is_file_shared:
             _copy_vectors(scope, scope, surveyed.outcome)
             return
         for other in self.survey.targets:

@@ -185,8 +185,8 @@ class Target(Protocol):
         """Whether an earlier run has to be finished (a rebuild), even if no text lacks a vector."""
 
     @property
-    def shares_with_itself(self) -> bool:
-        """Whether its vectors are in one file with those of other targets, by text."""
+    def is_file_shared(self) -> bool:
+        """Whether its file also holds the vectors of other targets, so that those of equal texts can be copied."""
 
     @property
     def resolves(self) -> frozenset[str]:
@@ -194,7 +194,7 @@ class Target(Protocol):
 
     @property
     def needs_dimensions(self) -> bool:
-        """Whether the length of the first vectors must be known beforehand."""
+        """Whether the number of dimensions must be known before the first vector is written."""
 
     def finding_of(self, error: RegraftError) -> str | None:
         """Return the finding for an error that keeps the target from being filled, or None if the error is fatal."""

@@ -158,7 +158,7 @@ class ExpectedTexts(msgspec.Struct):
     #: Vectors that are taken from other stores (``--reuse``).
     supply: Supply | None = None
     #: Whether the vectors of this scope are in one file with those of other scopes.
-    shares_with_itself: bool = False
+    is_file_shared: bool = False
     #: Texts that get the vector of an equal text, and of another store; set by :meth:`texts_to_send`.
     shared: int = 0
     reused: int = 0
@@ -177,7 +177,7 @@ class ExpectedTexts(msgspec.Struct):
         while chunk := list(islice(distinct, _CHUNK)):
             keys = [key for key, _ in chunk]
             free = self.free.intersection(keys)
-            if self.shares_with_itself:
+            if self.is_file_shared:
                 free |= scope.vectors(keys).keys()
             self.shared += len(free)
             if self.supply is not None:
@@ -411,7 +411,7 @@ def _survey_target(
     """
     target.demand_fit(scope)
     tokens_of = embedders.counter(settings)
-    expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
+    expected = ExpectedTexts(is_file_shared=target.is_file_shared)
     if target.base_id in first.bodies:
         expected.coming = count_new_unit_tokens(scope, first.bodies[target.base_id](), tokens_of)
     if reuse is not None:
@@ -477,7 +477,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
         found: set[str] = set()
         # Those that are compared in any case come first.
         for one in sorted(group, key=self._is_unproven):
-            if not wanted or one.target.shares_with_itself:
+            if not wanted or one.target.is_file_shared:
                 continue
             with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
                 more: set[str] = set()

@@ -271,7 +271,7 @@ class IndexGarbage:
         return is_lost and garbage.finding in _OF_MATERIALS and garbage.finding not in options.only
 
     def _has_odd_keys(self, db: apsw.Connection, garbage: _Garbage) -> bool:
-        """Whether a key column by which these rows are found unneeded has values that are not text.
+        """Whether a key column that shows which of these rows are unneeded has values that are not text.
 
         Comparisons would miss such values.
         """
