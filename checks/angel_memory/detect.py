@@ -177,8 +177,7 @@ def _read_state(root: Path) -> tuple[str, float, str | None]:
 
     Returns:
         The provider of the last sync (empty: unknown), the time of that sync in seconds, and why the file cannot be
-        read,
-        or None.
+        read, or None.
     """
     try:
         state = database.read_state(root)

@@ -91,8 +91,7 @@ def compare_neighbors(cosines: Iterable[float | None], lowest: float) -> Overlap
 
     Args:
         cosines: the query's cosine, in the other base, with each of the nearest texts in the first one, in the order of
-            the
-            first base; None: the other base lacks the text.
+            the first base; None: the other base lacks the text.
         lowest: the cosine of the last of the nearest texts in the other base.
     """
     found = list(cosines)

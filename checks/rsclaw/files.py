@@ -148,8 +148,7 @@ def _rows_of_files(root: Path, check_time: Callable[[], None]) -> Iterator[tuple
     """Yield a row for each file below the folders of files.
 
     Its values are the path as text, a key that is equal for all spellings of the path, modification time in ms, size,
-    and
-    whether it is a link, a special file or has a name that is not text.
+    and whether it is a link, a special file or has a name that is not text.
     """
     for entry in _walk_files(root):
         check_time()
@@ -209,8 +208,7 @@ def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
 
     Returns:
         The location, and why the file cannot be read: None if it can, "" if it is missing. The location is None if the
-        path
-        leads out of the folders of files.
+        path leads out of the folders of files.
     """
     place = resolve_kb_file(root, path)
     if place is None:

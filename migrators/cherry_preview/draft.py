@@ -114,7 +114,7 @@ class ItemRows(Protocol):
     """Reads from the rows of a base what they contain of an item."""
 
     def source(self, item_id: str) -> str | None:
-        """Return the source in the rows of an item, or None."""
+        """Return the path or address of an item's original as its rows state it, or None."""
 
     def text(self, item_id: str) -> str:
         """Return the text of the rows of an item; empty without rows."""
@@ -480,7 +480,7 @@ class StoreItems:
             return None
 
     def source(self, item_id: str) -> str | None:
-        """Return the source in the rows of an item, or None."""
+        """Return the path or address of an item's original as its rows state it, or None."""
         return self.contents.items.get(item_id, StoredItem()).source
 
     def text(self, item_id: str) -> str:

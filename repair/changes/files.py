@@ -270,7 +270,7 @@ def _file_names(folder: Path) -> Iterator[str]:
 def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
     """Return the fingerprint of one file. A SQLite file is hashed by its rows.
 
-    ``without`` names tables that are left out; None: those with counters.
+    ``without`` names tables that are left out; None: those that hold the last number given out.
     """
     odd = _special_file_mark(path)
     if odd is not None:

@@ -375,7 +375,7 @@ class Mirror(msgspec.Struct, kw_only=True):
     damaged_tables: set[str | None] = msgspec.field(default_factory=set)
 
     def record_damage(self, damage: PageDamage) -> None:
-        """Record a damaged page."""
+        """Count a damaged page and note its table; keep the details of the first :data:`_BATCH` pages."""
         self.damaged_pages += 1
         self.damaged_tables.add(damage.table)
         if len(self.damage) < _BATCH:
