@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 from msgspec import structs
 
@@ -27,6 +28,7 @@ from regraft.api.arguments import (
 )
 from regraft.api.audit import command_line
 from regraft.api.transfer import migrate
+from regraft.disk import sqlite
 from regraft.disk.trees import ZipTree
 from regraft.errors import RegraftError
 from regraft.ledger.ledger import INSERT_BASE
@@ -44,7 +46,7 @@ from regraft.options import (
 )
 from regraft.report.document import Endpoint, Run
 from regraft.report.progress import Progress
-from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, open_store
+from regraft.stores.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, open_store
 from regraft.text import path_text
 from repair import systems
 from repair.changes import options as planner_options
@@ -465,7 +467,14 @@ def _has_everything_of(source: Path, library: Path) -> bool:
             if isinstance(tree, ZipTree) and not all(map(tree.is_intact, tree.files(""))):
                 return False
         bases = migrate(source, library, dry_run=True).bases
-    except (RegraftError, OSError):
+        changed = {base.id: base.legacy_id for base in bases if base.outcome != "unchanged"}
+        if changed:
+            # The migration may have been told which models to use.
+            with sqlite.open_readonly(library / CATALOG_FILE) as db:
+                known = db.execute("SELECT id, embedding_model_id FROM knowledge_base").fetchall()
+            models = {changed[base]: model for base, model in known if base in changed and model}
+            bases = migrate(source, library, dry_run=True, map_model=models).bases
+    except (RegraftError, OSError, apsw.Error):
         return False
     unchanged = {base.id for base in bases if base.outcome == "unchanged"}
     return all(index.parents[1].name in unchanged for index in library.glob(f"{KNOWLEDGE_FOLDER}/*/{INDEX_FILE}"))

@@ -545,6 +545,16 @@ def kept(case: Case, reason: str) -> None:
     assert "remove-library" not in [one["action"] for one in done.document["actions"]]
 
 
+def test_undo_removes_a_library_whose_models_were_mapped(case):
+    """The source is read with the models of the library: it still has everything."""
+    before = dump(case.profile)
+    assert case.both("--map-model", "acme::embed-small=acme::other").status == 0
+    done = case.undo()
+    assert (done.status, Path("library").exists()) == (0, False)
+    assert dump(case.profile) == before
+    assert "remove-library" in [one["action"] for one in done.document["actions"]]
+
+
 @pytest.mark.thorough
 def test_undo_keeps_the_library_if_the_source_is_gone(case):
     assert case.both().status == 0
