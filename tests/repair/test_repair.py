@@ -452,6 +452,7 @@ def wire(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
     return tripwire.watch(ChangeLog, "intend", "set_state", "record_actions").watch(Ledger, "begin_run", "end_run")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no fork, and no backslash in names")
 @pytest.mark.slow
 def test_a_kill_at_any_step_leaves_old_or_new_and_the_next_run_finishes(
     healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

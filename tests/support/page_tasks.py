@@ -35,9 +35,13 @@ def at_one_time(task: Task, stop_file: str) -> Outcome:
     return _run_task(task, stop_file)
 
 
+#: On Windows, os.kill ends a process at once with any signal but those of the keyboard.
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
 def killed(task: Task, stop_file: str) -> Outcome:
     """Run a task, and kill its process at the moment, as ``kill -9`` does."""
-    _at_the_moment(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    _at_the_moment(lambda: os.kill(os.getpid(), _KILL))
     return _run_task(task, stop_file)
 
 
