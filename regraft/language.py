@@ -17,14 +17,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 #: The variable with the language of the process.
 VARIABLE = "REGRAFT_LANG"
@@ -195,7 +191,7 @@ def translate_as(plain: str, message: str, facts: Mapping[str, object], context:
     if catalog is None:
         return plain
     found = catalog.pgettext(context, message) if context else catalog.gettext(message)
-    if found == message:
+    if found == message and not facts:
         return plain
     shown = {name: catalog.gettext(str(fact)) if str(fact) in SYSTEM_REASONS else fact for name, fact in facts.items()}
     return remember_english(fill_template(found, shown) if facts else found, plain)
@@ -348,62 +344,78 @@ def translate_kept_text(text: str) -> str:
     return remember_english(translate_text(text, current_language()), text)
 
 
-def translate_text(text: str, wanted: str, depth: int = 0) -> str:
+def translate_text(text: str, wanted: str) -> str:
     """Translate a text from a file; what matches no message of the catalog stays unchanged.
 
     Args:
         text: English, as :func:`tr` made it.
         wanted: the language.
-        depth: number of enclosing messages.
     """
-    if wanted == ENGLISH or not text:
-        return text
+    return text if wanted == ENGLISH or not text else _translate(text, wanted, 0)[0]
+
+
+@lru_cache(maxsize=4096)
+def _translate(text: str, wanted: str, depth: int) -> tuple[str, int]:
+    """Translate a text of a file; return it with the number of words that stay English.
+
+    A text may be several messages inside each other, and often more than one combination of messages has its words. The
+    one that leaves the fewest English words is right; among equals, one that begins as the text does.
+    ``depth`` is the number of enclosing messages.
+    """
     catalog = load_catalog(wanted)
     found = catalog.gettext(text)
-    if found != text or depth == _DEEPEST:
-        return found
+    if found != text:
+        return found, 0
+    unchanged = len(_ENGLISH_WORD.findall(text))
+    if not unchanged or depth == _DEEPEST:
+        return text, unchanged
     counted = _NUMBER_WITH_NOUN.fullmatch(text)
-    if counted is None:
-        return _translate_by_pattern(text, wanted, depth) or text
-    noun = counted[2]
-    for singular in (noun, noun.removesuffix("s"), f"{noun.removesuffix('ies')}y"):
-        message = f"{{count:,}} {singular}"
-        found = catalog.gettext(message)
-        if found != message:
-            return fill_template(_WITHOUT_FORM.sub(r"{\1}", found), {"count": counted[1]})
-    return text
+    count_message = counted and _counting_message(counted[2], wanted)
+    if counted and count_message:
+        return fill_template(_WITHOUT_FORM.sub(r"{\1}", catalog.gettext(count_message)), {"count": counted[1]}), 0
+    best = (text, unchanged)
+    rank: tuple[bool, int] | None = None
+    for candidate, left, is_unlikely in _candidates(text, wanted, depth):
+        if rank is None or (is_unlikely, left) < rank:
+            rank, best = (is_unlikely, left), (candidate, left)
+    return best
 
 
-def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
-    """Translate a text by the message whose pattern it matches; None if no pattern does.
+def _candidates(text: str, wanted: str, depth: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield the translations of a text by each combination of messages that gives it, better ones first.
 
-    The arguments are those of :func:`translate_text`. The text may consist of several messages, so a message in which a
-    fact would contain more than one of them is used last.
+    The text may consist of several messages, so a message in which a fact would contain more than one of them is
+    unlikely (the last value). The arguments and the number are those of :func:`_translate`.
     """
-    unlikely: tuple[str, dict[str, str]] | None = None
-    for message, words, form in _patterns(wanted):
-        match = form.fullmatch(text) if words in text else None
+    catalog = load_catalog(wanted)
+    for message, words in _messages_with_facts(wanted):
+        form = _pattern(message, wanted) if words in text else None
+        match = None if form is None else form.fullmatch(text)
         if match is None:
             continue
-        if not any(_BETWEEN in value for value in match.groupdict().values()):
-            return _translate_filled(message, match.groupdict(), wanted, depth)
-        unlikely = unlikely or (message, match.groupdict())
+        facts = match.groupdict()
+        translated = {name: _translate(value, wanted, depth + 1) for name, value in facts.items()}
+        template = _name_mark(_WITHOUT_FORM.sub(r"{\1}", catalog.gettext(message)))
+        filled = fill_template(template, {name: one for name, (one, _) in translated.items()})
+        is_unlikely = any(_BETWEEN in value for value in facts.values())
+        yield filled, sum(left for _, left in translated.values()), is_unlikely
     parts = text.split(_BETWEEN)
     if len(parts) > 1:
-        translations = [translate_text(part, wanted, depth + 1) for part in parts]
-        if all(found != part for found, part in zip(translations, parts, strict=True)):
-            return load_catalog(wanted).gettext(_BETWEEN).join(translations)
-    return None if unlikely is None else _translate_filled(*unlikely, wanted, depth)
+        several = [_translate(part, wanted, depth + 1) for part in parts]
+        if all(found != part for (found, _), part in zip(several, parts, strict=True)):
+            joined = catalog.gettext(_BETWEEN).join(one for one, _ in several)
+            yield joined, sum(left for _, left in several), False
+    # An addition to another message, such as ", under the name {name}".
+    at = text.rfind(", ")
+    while at > 0:
+        (head, of_head), (tail, of_tail) = (_translate(part, wanted, depth + 1) for part in (text[:at], text[at:]))
+        if head != text[:at] and tail != text[at:]:
+            yield join_parts((head, tail)), of_head + of_tail, False
+        at = text.rfind(", ", 0, at)
 
 
-def _translate_filled(message: str, facts: dict[str, str], wanted: str, depth: int) -> str:
-    """Fill the translation of a message with facts, which may be messages themselves and are translated first.
-
-    ``wanted`` and ``depth`` are those of :func:`translate_text`.
-    """
-    again = {name: translate_text(value, wanted, depth + 1) for name, value in facts.items()}
-    return fill_template(_WITHOUT_FORM.sub(r"{\1}", load_catalog(wanted).gettext(message)), again)
-
+#: A word that is no part of a path, an id or an option.
+_ENGLISH_WORD = re.compile(r"(?<![\w./:@-])[a-z]{2,}(?![\w/:@=-]|\.\w)")
 
 #: A format specification has been applied to the text already.
 _WITHOUT_FORM = re.compile(r"\{(\w+)[!:][^{}]*\}")
@@ -413,37 +425,62 @@ _WITHOUT_FORM = re.compile(r"\{(\w+)[!:][^{}]*\}")
 _NUMBER_WITH_NOUN = re.compile(r"([0-9,]+) ([a-z][a-z -]*)")
 
 
-@cache
-def _patterns(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
-    """List the messages with facts in the catalog of the language ``wanted``, those with most literal text first.
+def _counting_message(noun: str, wanted: str) -> str | None:
+    """Return the message that counts a noun, in the singular or plural; None if there is none."""
+    catalog = load_catalog(wanted)
+    for singular in (noun, noun.removesuffix("s"), f"{noun.removesuffix('ies')}y"):
+        message = f"{{count:,}} {singular}"
+        if catalog.gettext(message) != message:
+            return message
+    return None
 
-    Each comes with its longest literal part, and the pattern of the texts that it gives.
+
+@cache
+def _messages_with_facts(wanted: str) -> list[tuple[str, str]]:
+    """List the messages with facts in the catalog of the language ``wanted``, each with its longest literal part.
+
+    Those that begin with literal text come first, and among these those with most of it.
     """
     messages = [message for message in load_catalog(wanted).messages() if "{" in message]
-    messages.sort(key=lambda message: len(re.sub(r"\{[^{}]*\}", "", message)), reverse=True)
-    forms = []
-    for message in messages:
-        form = _pattern(message)
-        if form is not None:
-            words = max((literal for literal, *_ in Formatter().parse(message)), key=len)
-            forms.append((message, words, form))
-    return forms
+    messages.sort(key=lambda message: (message[0] == "{", -len(re.sub(r"\{[^{}]*\}", "", message))))
+    return [(message, max((literal for literal, *_ in Formatter().parse(message)), key=len)) for message in messages]
 
 
-def _pattern(message: str) -> re.Pattern[str] | None:
+@cache
+def _counts(wanted: str) -> str:
+    """Return a pattern of a number with a noun that the catalog counts."""
+    nouns = [message.removeprefix("{count:,} ") for message in load_catalog(wanted).messages()]
+    known = sorted({noun for noun in nouns if re.fullmatch("[a-z -]+", noun)}, key=len, reverse=True)
+    forms = (rf"{re.escape(noun[:-1])}(?:y|ies)" if noun.endswith("y") else rf"{re.escape(noun)}s?" for noun in known)
+    return rf"[0-9,]+ (?:{'|'.join(forms)})(?!\w)"
+
+
+def _name_mark(message: str) -> str:
+    """Make facts of the marks of :func:`insert_at_mark` in a message."""
+    for mark in ("{{}}", "{}", "{{n}}"):
+        message = message.replace(mark, "{n}")
+    return message
+
+
+@cache
+def _pattern(message: str, wanted: str) -> re.Pattern[str] | None:
     """Return the pattern of the texts that a message with facts gives; its groups are the facts.
 
     None if the message has hardly any letters, because the pattern would match anything.
     """
     form, seen, own = "", set[str](), 0
-    for literal, name, _, _ in Formatter().parse(message):
+    parts = list(Formatter().parse(_name_mark(message)))
+    for at, (literal, name, _, _) in enumerate(parts):
         form += re.escape(literal)
         own += sum(map(str.isalpha, literal))
         if name is None:
             continue
         if not name.isidentifier():
             return None
-        form += f"(?P={name})" if name in seen else f"(?P<{name}>.*?)"
+        # Before another fact, only a number with its noun shows where this one ends.
+        is_before_fact = at + 1 < len(parts) and parts[at + 1][0] == " " and parts[at + 1][1] is not None
+        value = rf"{_counts(wanted)}|.*?" if is_before_fact else ".*?"
+        form += f"(?P={name})" if name in seen else f"(?P<{name}>{value})"
         seen.add(name)
     return re.compile(form, re.DOTALL) if own > 2 else None
 
