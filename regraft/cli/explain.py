@@ -16,8 +16,9 @@ from checks.systems import load_findings
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, WrongUsage, error_classes
-from regraft.language import join_list, tr
+from regraft.language import current_language, join_list, tr, tr_in
 from regraft.report.document import Report, Run, encoded
+from regraft.report.labels import severity_label
 from regraft.report.notices import EVERY_CODE
 from regraft.text import printable_lines
 
@@ -40,8 +41,10 @@ def page_names() -> list[str]:
 
 
 def read_page(name: str) -> str:
-    """Return a page as Markdown, without comments."""
-    return _COMMENT.sub("", (_pages_folder() / f"{name}.md").read_text("utf-8"))
+    """Return a page as Markdown, without comments, in the language of the process if it is translated."""
+    translated = _pages_folder() / current_language() / f"{name}.md"
+    page = translated if translated.is_file() else _pages_folder() / f"{name}.md"
+    return _COMMENT.sub("", page.read_text("utf-8"))
 
 
 #: What to do about a code that is no finding of a check, by its severity.
@@ -58,6 +61,14 @@ _REMEDIES_BY_STATUS = {
     REFUSED: tr("Nothing was changed. Correct what the message names, and run the command again."),
     STOPPED: tr("Remove the cause that the message names, and run the same command again: finished work is kept."),
     INTERRUPTED: tr("Run the same command again: finished work is kept."),
+}
+
+
+_KINDS: dict[NameKind, str] = {
+    "finding": tr("finding"),
+    "code": tr("code"),
+    "error": tr_in("severity", "error"),
+    "page": tr("page"),
 }
 
 
@@ -148,7 +159,7 @@ def _find_explanations(name: str) -> list[Explanation]:
         found.append(explanation)
     if name in errors:
         error = errors[name]
-        meaning = re.sub(r"\{(\w+)\}", lambda fact: fact[1].replace("_", " ").upper(), error.template())
+        meaning = re.sub(r"\{(\w+)\}", lambda fact: fact[1].replace("_", " ").upper(), tr(error.template()))
         remedy = _REMEDIES_BY_STATUS[error.exit_status]
         found.append(
             Explanation(name=name, kind="error", meaning=meaning, remedy=remedy, exit_status=error.exit_status)
@@ -171,8 +182,8 @@ def _as_text(one: Explanation) -> str:
         return one.meaning
     grade = tr(", exit status {exit_status}", exit_status=one.exit_status)
     if one.severity is not None:
-        grade = f", {one.severity}"
-    lines = [f"{one.name}  ({one.kind}{grade})", f"  {one.meaning}"]
+        grade = tr(", {severity}", severity=severity_label(one.severity))
+    lines = [f"{one.name}  " + tr("({kind}{grade})", kind=_KINDS[one.kind], grade=grade), f"  {one.meaning}"]
     lines.append(tr("  What to do: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
         lines.append(tr("  Codes of a migration: {related}", related=join_list(one.related)))

@@ -21,7 +21,7 @@ from regraft.api.arguments import parse_model_id
 from regraft.api.profile import ProfileMigrationReport, choose_library, run_profile_migration
 from regraft.cli.migrate import ProfilePrompt, run_into_profile
 from regraft.cli.options import Output
-from regraft.cli.output import echo, echo_error, read_line, report_errors
+from regraft.cli.output import echo, echo_error, parse_agreement, read_line, report_errors
 from regraft.errors import ApplicationNotStarted, InputEnded, RegraftError, SourceNotFound
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.cherry_v2.models import SEPARATOR
@@ -80,11 +80,9 @@ class GuidedPrompt(ProfilePrompt):
     def asks(self, question: str) -> bool:
         """Ask whether to go on; the default is yes."""
         while True:
-            answer = read_line(tr("{question} [Y/n]", question=question)).lower()
-            if answer in ("", "y", "yes", tr("yes")):
-                return True
-            if answer in ("n", "no", tr("no")):
-                return False
+            agrees = parse_agreement(read_line(tr("{question} [Y/n]", question=question)))
+            if agrees is not None:
+                return agrees
 
     def finish(self, report: ProfileMigrationReport) -> None:
         """Offer to start the application, if it is installed and uses the profile; the end of the input means no."""
@@ -95,7 +93,7 @@ class GuidedPrompt(ProfilePrompt):
                 application.start_application(report.profile.path)
                 echo(tr("The application was started. Quit it before you undo.\n"))
         except ApplicationNotStarted as error:
-            echo_error(f"regraft: {error}")
+            echo_error(tr("regraft: {error}", error=error))
         except (InputEnded, KeyboardInterrupt):
             # The upgrade is done and printed: not to start anything is no failure.
             echo("\n")
@@ -126,7 +124,7 @@ def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[s
         try:
             return parse(answer)
         except RegraftError as error:
-            echo_error(f"regraft: {error}")
+            echo_error(tr("regraft: {error}", error=error))
 
 
 def _path_hint(known: Sequence[object]) -> str:

@@ -341,6 +341,11 @@ def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
     return click.option(option, name, **settings)
 
 
+# The names with which click says what a value must be.
+click.IntRange.name = tr("integer")
+click.FloatRange.name = tr("number")
+
+
 class _Number(click.FloatRange):
     """A number in a range; NaN is refused, since comparisons with limits do not exclude it."""
 

@@ -327,10 +327,24 @@ def ask(question: str) -> bool:
         raise StoppedBySystem(
             reason=tr("nothing was done, because the question cannot be shown ({reason})", reason=reason)
         )
-    try:
-        return click.confirm(question, default=True)
-    except click.Abort as error:
-        raise KeyboardInterrupt from error
+    shown = tr("{question} [Y/n]", question=question)
+    while True:
+        try:
+            answer = str(click.prompt(shown, default="", show_default=False))
+        except click.Abort as error:
+            raise KeyboardInterrupt from error
+        agrees = parse_agreement(answer)
+        if agrees is not None:
+            return agrees
+        echo_error(tr("Please answer y or n."))
+
+
+def parse_agreement(answer: str) -> bool | None:
+    """Whether an answer to a question with the default yes agrees; None if it is neither yes nor no."""
+    answer = answer.strip().lower()
+    if answer in ("", "y", "yes", tr("yes")):
+        return True
+    return False if answer in ("n", "no", tr("no")) else None
 
 
 def read_line(question: str) -> str:
