@@ -81,6 +81,10 @@ class BackupInFolder(SourceUnrecognised):
     message = "{path}: this folder is not a knowledge base, but contains the v1 backup {name}; run: {command}."
 
 
+class ParquetFileGiven(SourceUnrecognised):
+    message = "{path}: this is a Parquet file, not a knowledge base; to make a library of it, run: {command}."
+
+
 class StoresInFolder(SourceUnrecognised):
     message = "{path}: this folder is not a knowledge base, but contains some; give the path of one: {names}."
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import lzma
 import os
+import re
 import shutil
 import stat
 import struct
@@ -62,6 +63,15 @@ _DAMAGE = (
     RuntimeError,
     ValueError,
 )
+
+
+def _damage_reason(error: BaseException) -> object:
+    """Return the reason that a member of an archive cannot be read, in the language of the process if it is known."""
+    if isinstance(error, zlib.error | lzma.LZMAError):
+        return tr("it cannot be unpacked")
+    wrong_checksum = re.fullmatch("Bad CRC-32 for file (.*)", str(error), re.DOTALL)
+    return tr("Bad CRC-32 for file {name}", name=wrong_checksum[1]) if wrong_checksum else error
+
 
 #: Reason for refusing files whose bytes may never arrive.
 _NO_FILE = tr("a pipe, a socket or a device, not a file")
@@ -541,7 +551,7 @@ class _MemberReader(io.RawIOBase, BinaryIO):
             return self._member.read(size)
         except _DAMAGE as error:
             raise SourceUnreadable(
-                path=self._path, reason=tr("{name} is damaged: {error}", name=self._name, error=error)
+                path=self._path, reason=tr("{name} is damaged: {error}", name=self._name, error=_damage_reason(error))
             ) from error
 
     def readinto(self, buffer: object, /) -> int:

@@ -23,6 +23,7 @@ from regraft.errors import (
     ArchiveUnsafe,
     BackupInFolder,
     BackupTooNew,
+    ParquetFileGiven,
     ProfileAmbiguous,
     RegraftError,
     SourceNotFound,
@@ -376,6 +377,9 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None, *, salvage: boo
         return _locate_single_file(Kind.INDEX, path)
     if zip_salvage.looks_like_zip(path):
         raise _ArchiveDamaged(tr("its first member is preceded by other bytes"))
+    if start.startswith(b"PAR1"):
+        command = join_command(["regraft", "import", path_argument(path), "--to", "library"])
+        raise ParquetFileGiven(path=path, command=command)
     described = tr("a text file") if b"\0" not in start else tr("a file of another kind")
     raise SourceUnrecognised(path=path, found=described if start else tr("an empty file"))
 

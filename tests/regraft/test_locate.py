@@ -20,6 +20,7 @@ from regraft.disk.trees import FolderTree, ZipTree
 from regraft.errors import (
     ArchiveUnsafe,
     BrokenJson,
+    ParquetFileGiven,
     SourceNotFound,
     SourceUnreadable,
     SourceUnrecognised,
@@ -421,6 +422,17 @@ def test_a_folder_with_stores_in_it_names_them(tmp_path: Path, wrapper: str) -> 
         f"{place / 'a library'}, {place / 'profile'}."
     )
     assert (caught.value.code, caught.value.exit_status) == ("StoresInFolder", 2)
+
+
+def test_a_parquet_file_is_named_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    put(tmp_path, "units.parquet", b"PAR1 and more")
+    with pytest.raises(ParquetFileGiven) as caught, open_store(tmp_path / "units.parquet"):
+        pass
+    command = f"regraft import {tmp_path / 'units.parquet'} --to library"
+    assert str(caught.value) == (
+        f"{tmp_path / 'units.parquet'}: this is a Parquet file, not a knowledge base; to make a library of it, "
+        f"run: {command}."
+    )
 
 
 def test_a_store_below_folders_of_a_single_folder_is_named(tmp_path: Path) -> None:

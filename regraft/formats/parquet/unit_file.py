@@ -325,6 +325,15 @@ def write_units(path: Path, metadata: FileMetadata) -> Iterator[UnitsWriter]:
             raise
 
 
+def _describe_damage(message: str) -> str:
+    """Describe why pyarrow cannot read a file, by its message."""
+    if "magic bytes not found" in message or "smaller than the minimum" in message:
+        return tr("it is no Parquet file, or its end is missing")
+    if "CRC checksum" in message:
+        return tr("its checksum or size does not match")
+    return tr("it is damaged: {found}", found=message)
+
+
 @contextmanager
 def _arrow_errors(path: Path) -> Iterator[None]:
     """Convert pyarrow's errors in the block into SourceUnreadable."""
@@ -334,7 +343,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, SourceUnreadable | SourceUnrecognised):
             raise
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        reason = getattr(error, "strerror", None) or _describe_damage(" ".join(str(error).split()))
         raise SourceUnreadable(path=path, reason=reason) from error
 
 
