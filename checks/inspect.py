@@ -16,7 +16,7 @@ from regraft import identity
 from regraft.kinds import SYSTEMS, Kind
 from regraft.language import format_count, join_list, tr
 from regraft.report.document import Report
-from regraft.report.labels import label_of
+from regraft.report.labels import format_labeled_count, label_of
 from regraft.report.progress import Progress, SilentProgress
 from regraft.stores.systems import system_of
 from regraft.text import (
@@ -161,7 +161,7 @@ class BaseSummary(Struct, frozen=True, kw_only=True):
         if self.items:
             yield tr(
                 "  items       {items}",
-                items=join_list((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
+                items=join_list(format_labeled_count(count, name) for name, count in self.items.items()),
             )
         yield from map(ItemSummary.line, self.item_list or ())
         if self.store:

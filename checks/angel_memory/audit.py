@@ -37,6 +37,7 @@ from regraft.formats.angel_memory.database import (
 )
 from regraft.formats.chroma import database as chroma
 from regraft.language import format_count, join_list, tr
+from regraft.report.labels import label_of
 from regraft.report.progress import SilentProgress
 from regraft.stores.locate import Located
 from regraft.text import format_bytes
@@ -148,7 +149,7 @@ def _check_records(state: _StoreAudit) -> None:
 def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
     """Report relations whose tag, note or memory is missing, and unused tags."""
     for table, orphaned in ORPHANED.items():
-        kind = "note" if table == NOTE_TAGS else "memory"
+        kind = label_of("note" if table == NOTE_TAGS else "memory")
         key = "source_id" if table == NOTE_TAGS else "memory_id"
         for tag, owner in db.execute(f"SELECT tag_id, {key} FROM {table} WHERE {DANGLING} ORDER BY 1, 2"):
             message = tr("{{n}} of a {kind} to a missing tag", kind=kind)

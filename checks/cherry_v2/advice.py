@@ -161,7 +161,7 @@ def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, bas
     row = next((one for one in catalog.models or () if one.get("id") == model), None)
     capabilities = None if row is None else _read_capabilities(row)
     if capabilities and _EMBEDDING not in capabilities:
-        return tr("the model {model} is not one for embeddings", model=model)
+        return tr("{model} is not an embedding model, so it cannot have made these vectors", model=model)
     others = _dimensions_of(model, catalog, base)
     if others and dimensions not in others:
         return tr(

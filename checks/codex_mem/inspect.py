@@ -25,7 +25,7 @@ from regraft.formats.codex_mem.health import HealthState, Memory, NoteSurvey, Si
 from regraft.formats.codex_mem.sidecar import StoredVectorFlaw
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
-from regraft.report.labels import label_of, state_label
+from regraft.report.labels import format_labeled_count, label_of, state_label
 from regraft.report.progress import stage
 from regraft.stores.locate import Located
 from regraft.text import one_line, pad_right
@@ -388,8 +388,8 @@ def _as_audit(path: Path, state: _StoreAudit) -> Audit:
     files = (path, database.sidecar_path(path))
     closing = findings.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
     if state.signals is not None:
-        search = tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
-        closing = f"{search}{closing}"
+        meaning = state_label(state.signals.state)
+        closing = tr("Search by meaning: {state}. {closing}", state=meaning, closing=closing)
     return findings.to_audit(
         checked={
             "projects": len(state.projects),
@@ -557,13 +557,15 @@ def _summarize_project(survey: NoteSurvey, project: database.Project) -> BaseSum
 
 def _format_counts(numbers: dict[str, int]) -> str:
     """Format the counts that are not 0 as a list; ``numbers`` maps names to counts."""
-    return join_list(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
+    return join_list(format_labeled_count(number, name.replace("_", " ")) for name, number in numbers.items() if number)
 
 
 def _format_value(value: object) -> str:
     """Format a value of the health report as text."""
     if isinstance(value, bool):
         return label_of("yes" if value else "no")
+    if value in ("hybrid", "lexical"):
+        return label_of(value)
     return one_line(str(value))
 
 

@@ -35,7 +35,7 @@ from regraft.formats.rsclaw.database import (
     Mirror,
 )
 from regraft.language import format_count, join_list, tr
-from regraft.report.labels import label_of
+from regraft.report.labels import format_labeled_count
 from regraft.report.progress import stage
 from regraft.stores.systems import Located
 from regraft.text import format_bytes, one_line
@@ -302,7 +302,7 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
 
 def _format_counts(counts: dict[str, int]) -> str:
     """Format the counts that are not 0 as a list, by name."""
-    return join_list(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
+    return join_list(format_labeled_count(count, name) for name, count in counts.items() if count) or tr("none")
 
 
 def inspect_store(store: Located, now_ms: int) -> StoreSummary:
@@ -421,7 +421,10 @@ def _describe_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
         )
     broken = sum(table.broken for table in mirror.tables.values())
     if broken:
-        yield tr("{rows} not of the form that rsclaw writes", rows=format_count(broken, "row"))
+        yield tr(
+            "{rows} in kb.redb are not in the format that rsclaw writes; they are left out",
+            rows=format_count(broken, "row"),
+        )
     if not mirror.clean:
         yield tr("the database was not closed properly: rsclaw repairs it at its next start")
     bare = _count(mirror, "SELECT count(*) FROM current WHERE id NOT IN (SELECT doc_id FROM chunk)")

@@ -237,10 +237,10 @@ def _check_url_twins(state: KbAudit) -> None:
             pages.append((str(doc), str(lsid), address, likely))
     state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", pages)
     message = tr("{n} used as the source of several documents: {named}")
-    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
+    state.report(kb.URL_TWINS, message, noun="web page", samples=state.texts(_TWINS.format(key="p.address", more="")))
     similar = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
     message = tr("{n} probably used as the source of several documents with different addresses: {named}")
-    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(similar), severity="note")
+    state.report(kb.URL_TWINS, message, noun="web page", samples=state.texts(similar), severity="note")
 
 
 # --- collections -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.options import CompareOptions
 from regraft.ranking import cherry_v2
 from regraft.report.document import encoded
-from regraft.report.labels import label_of
+from regraft.report.labels import format_labeled_count, label_of
 from regraft.text import one_line, pad_right, printable, printable_lines
 
 #: What the two sides are called, by whether the first is v1 data.
@@ -120,7 +120,7 @@ def _as_text(
         differences = base.differences if every else base.differences[:1]
         lines += [_difference(parted, sides) for parted in differences]
     outcomes = Counter(base.outcome for base in compared_bases)
-    counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
+    counts = [format_labeled_count(outcomes[name], name) for name in OUTCOMES if outcomes[name]]
     total = tr(
         "{bases}: {outcomes}.",
         bases=format_count(len(compared_bases), "base"),
@@ -131,9 +131,12 @@ def _as_text(
 
 def _format_base(base: BaseComparison, count: int) -> str:
     """Format the result for one base; ``count`` is the number of results per query."""
-    recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
-    asked = f" ({format_count(base.queries, 'query')}{recalled})" if base.queries else ""
-    why = f": {base.problem}" if base.problem else ""
+    asked = why = ""
+    if base.queries:
+        recalled = () if base.recall is None else (f"recall@{count} {base.recall:.4f}",)
+        asked = tr(" ({listed})", listed=join_list((format_count(base.queries, "query"), *recalled)))
+    if base.problem:
+        why = tr(": {problem}", problem=base.problem)
     return f"{pad_right(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
 

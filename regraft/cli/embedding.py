@@ -471,7 +471,9 @@ def _format_missing_models(report: EmbeddersReport) -> list[str]:
         about = "" if model.dimensions is None else tr(", {dimensions} dimensions", dimensions=model.dimensions)
         if not model.embedders:
             message = tr("no embedder has {model}", model=model.model_id or tr("an unnamed model"))
-            lines.append(one_line(f"{message}{about}: {_join_names(model.bases)}"))
+            lines.append(
+                one_line(tr("{message}: {bases}", message=f"{message}{about}", bases=_join_names(model.bases)))
+            )
     return ["", *lines] if lines and report.embedders else lines
 
 

@@ -39,7 +39,7 @@ from regraft.language import current_language, format_count, join_list, tr, tran
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
 from regraft.processes import startup
 from regraft.report.document import encoded
-from regraft.report.labels import label_of
+from regraft.report.labels import format_labeled_count, label_of
 from regraft.text import LONGEST_NAME, join_command, one_line, path_argument, printable_lines
 from repair.embedding.fleet import BackfillPlan, FleetBackfillReport
 from repair.embedding.report import format_cost
@@ -568,5 +568,5 @@ def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
 
 def _format_counts(counts: dict[str, int], what: str) -> str:
     """Format counts by outcome, such as "3 libraries: 2 done, 1 failed."; ``what`` is the noun."""
-    named = [f"{count:,} {label_of(name)}" for name, count in counts.items() if name != "all"]
+    named = [format_labeled_count(count, name) for name, count in counts.items() if name != "all"]
     return tr("{whole}: {named}.", whole=format_count(counts["all"], what), named=join_list(named))

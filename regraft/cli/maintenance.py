@@ -35,6 +35,7 @@ from regraft.options import (
     UpgradeOptions,
 )
 from regraft.report.document import encoded
+from regraft.report.labels import label_of
 from regraft.text import format_bytes, one_line, printable, printable_lines
 from repair.changes.run import ChangeReport, describe_removed_vectors
 
@@ -203,7 +204,7 @@ def history(path: Path, options: Options, output: Output) -> None:
             "expired": tr("can no longer be undone"),
             "none": tr("nothing to undo"),
         }[one.undo.state]
-        lines += [f"{one.started_at}  {one.command}  {one.status}  {one.id}", f"  {undo_state}"]
+        lines += [f"{one.started_at}  {one.command}  {label_of(one.status)}  {one.id}", f"  {undo_state}"]
         if output.quiet:
             continue
         shown = one.actions if output.verbose > 0 else one.actions[:_SHOWN]

@@ -27,8 +27,8 @@ _ADDRESS = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?(/[^\s?#]*
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum size of one request."""
 
-    texts: Annotated[int, Meta(ge=1, le=10_000, description="the most texts of one request", examples=[64])] = 64
-    tokens: Annotated[int, Meta(ge=1, description="the most tokens of one request", examples=[8000])] = 8000
+    texts: Annotated[int, Meta(ge=1, le=10_000, description=tr("the most texts of one request"), examples=[64])] = 64
+    tokens: Annotated[int, Meta(ge=1, description=tr("the most tokens of one request"), examples=[8000])] = 8000
 
 
 class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,29 +39,29 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_ids: Annotated[
         tuple[Annotated[str, Meta(pattern=r".::.")], ...],
         Meta(
-            description="further ids of this model in bases (`provider::model`), besides any `…::model`",
+            description=tr("further ids of this model in bases (`provider::model`), besides any `…::model`"),
             examples=[["silicon::BAAI/bge-m3"]],
         ),
     ] = ()
-    prefix: Annotated[str, Meta(description="text that is put before every text", examples=["passage: "])] = ""
+    prefix: Annotated[str, Meta(description=tr("text that is put before every text"), examples=["passage: "])] = ""
     query_prefix: Annotated[
-        str, Meta(description="text that is put before every query of a search", examples=["query: "])
+        str, Meta(description=tr("text that is put before every query of a search"), examples=["query: "])
     ] = ""
-    batch: Annotated[Batch, Meta(description="how much goes into one request", examples=[{"texts": 64}])] = Batch()
-    parallel: Annotated[int, Meta(ge=1, le=64, description="requests at the same time", examples=[4])] = 4
+    batch: Annotated[Batch, Meta(description=tr("how much goes into one request"), examples=[{"texts": 64}])] = Batch()
+    parallel: Annotated[int, Meta(ge=1, le=64, description=tr("requests at the same time"), examples=[4])] = 4
     tokenizer: Annotated[
         Path | None,
         Meta(
-            description="a `tokenizer.json` that counts tokens exactly; without one they are estimated",
+            description=tr("a `tokenizer.json` that counts tokens exactly; without one they are estimated"),
             examples=["bge-m3/tokenizer.json"],
         ),
     ] = None
     price_per_million_tokens: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None,
-        Meta(description="what a million tokens cost", examples=[0.02]),
+        Meta(description=tr("what a million tokens cost"), examples=[0.02]),
     ] = None
     currency: Annotated[
-        str, Meta(pattern=r"^[A-Z]{3}$", description="currency of the price, three letters", examples=["USD"])
+        str, Meta(pattern=r"^[A-Z]{3}$", description=tr("currency of the price, three letters"), examples=["USD"])
     ] = "USD"
 
     def serves(self, model_id: str) -> bool:
@@ -72,59 +72,62 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
     """An embedder on a server with OpenAI's API."""
 
-    model: Annotated[str, Meta(min_length=1, description="the model's name on the server", examples=["bge-m3"])]
+    model: Annotated[str, Meta(min_length=1, description=tr("the model's name on the server"), examples=["bge-m3"])]
     base_url: Annotated[
         str,
         Meta(
             pattern=_ADDRESS,
-            description="the server's address up to `/v1`, without user, password and `?`",
+            description=tr("the server's address up to `/v1`, without user, password and `?`"),
             examples=["http://127.0.0.1:11434/v1"],
         ),
     ] = "https://api.openai.com/v1"
     api_key_env: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Z_][A-Z0-9_]*$")] | None,
         Meta(
-            description="the environment variable that holds the key, in capitals; without it no key is sent",
+            description=tr("the environment variable that holds the key, in capitals; without it no key is sent"),
             examples=["OPENAI_API_KEY"],
         ),
     ] = None
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=65_536)] | None,
         Meta(
-            description="length of the vectors, for models that can make shorter ones; sent with each request",
+            description=tr("length of the vectors, for models that can make shorter ones; sent with each request"),
             examples=[1024],
         ),
     ] = None
     encoding: Annotated[
         Literal["base64", "float"],
         Meta(
-            description="how the server encodes the vectors; servers without base64 return numbers anyway",
+            description=tr("how the server encodes the vectors; servers without base64 return numbers anyway"),
             examples=["float"],
         ),
     ] = "base64"
     timeout: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="seconds without any data after which a request fails", examples=[60]),
+        Meta(gt=0, le=86_400, description=tr("seconds without any data after which a request fails"), examples=[60]),
     ] = 60
     retries: Annotated[
-        int, Meta(ge=0, le=100, description="how often a failing request is sent again", examples=[5])
+        int, Meta(ge=0, le=100, description=tr("how often a failing request is sent again"), examples=[5])
     ] = 5
 
 
 class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
     """An embedder in this process, from a model on disk."""
 
-    path: Annotated[Path, Meta(description="the model's folder; nothing is downloaded", examples=["models/bge-small"])]
+    path: Annotated[
+        Path, Meta(description=tr("the model's folder; nothing is downloaded"), examples=["models/bge-small"])
+    ]
     model: Annotated[
         str,
-        Meta(description="the model's name; without this, the name of its folder", examples=["bge-small"]),
+        Meta(description=tr("the model's name; without this, the name of its folder"), examples=["bge-small"]),
     ] = ""
     library: Annotated[
         Literal["model2vec", "sentence-transformers"] | None,
-        Meta(description="the library that loads it; without this, its files decide", examples=["model2vec"]),
+        Meta(description=tr("the library that loads it; without this, its files decide"), examples=["model2vec"]),
     ] = None
     parallel: Annotated[
-        int, Meta(ge=1, le=64, description="requests at the same time; the library itself uses all cores", examples=[1])
+        int,
+        Meta(ge=1, le=64, description=tr("requests at the same time; the library itself uses all cores"), examples=[1]),
     ] = 1
 
     def __post_init__(self) -> None:
@@ -138,8 +141,8 @@ PROVIDERS: dict[str, type[EmbedderSettings]] = {"openai": ServerSettings, "local
 
 _FORMS: dict[type[msgspec.inspect.Type], str] = {
     msgspec.inspect.VarTupleType: tr("a list of texts"),
-    msgspec.inspect.StructType: "a mapping",
-    msgspec.inspect.CustomType: "a path",
+    msgspec.inspect.StructType: tr("a mapping"),
+    msgspec.inspect.CustomType: tr("a path"),
 }
 
 
@@ -196,7 +199,7 @@ def _describe_type(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.LiteralType():
             return join_list(map("`{}`".format, kind.values), tr(" or "))
         case _:
-            return _FORMS.get(type(kind), "text")
+            return _FORMS.get(type(kind)) or tr("text")
 
 
 # API keys: recognizing and removing them
@@ -398,7 +401,7 @@ def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
         parts.append(tr("of {bases}", bases=format_count(len(labels), "base")))
     if dimensions:
         parts.append(tr("{number} dimensions", number=", ".join(map(str, sorted(dimensions)))))
-    return ", ".join(parts)
+    return join_list(parts)
 
 
 def _unused_name(provider: str, names: list[str]) -> str:

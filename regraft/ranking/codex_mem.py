@@ -26,6 +26,7 @@ from regraft.formats.vector_table import make_text_decoder
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.ranking.cherry_v2 import Embed, Mode, NoVector
+from regraft.report.labels import format_labeled_count
 
 #: The application's default number of hits.
 DEFAULT_COUNT = 5
@@ -215,7 +216,7 @@ class _Search(msgspec.Struct):
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):
-            message = join_list(f"{number:,} {name}" for name, number in missing.items() if number)
+            message = join_list(format_labeled_count(number, name) for name, number in missing.items() if number)
             number = format_count(sum(missing.values()), "note")
             self.notes.append(tr("{number} could be found by words only ({what})", number=number, what=message))
 

@@ -33,6 +33,9 @@ _LABELS = {
     "undone": tr("undone"),
     "done": tr("done"),
     "active": tr("active"),
+    "resolved": tr("resolved"),
+    "superseded": tr("superseded"),
+    "archived": tr("archived"),
     "updating": tr("updating"),
     "tombstoned": tr("tombstoned"),
     "other": tr("other"),
@@ -78,6 +81,26 @@ _LABELS = {
     "chunk": tr("chunk"),
     "relation": tr("relation"),
     "device": tr("device"),
+    # Types of notes in codex-mem
+    "bugfix": tr("bugfix"),
+    "constraint": tr("constraint"),
+    "decision": tr("decision"),
+    "discovery": tr("discovery"),
+    "preference": tr("preference"),
+    "todo": tr("todo"),
+    # The state of vector search in codex-mem
+    "retrieval mode": tr("retrieval mode"),
+    "lexical": tr("lexical"),
+    "semantic enabled": tr("semantic enabled"),
+    "implicit resurfacing": tr("implicit resurfacing"),
+    "model id": tr("model id"),
+    "eligible": tr("eligible"),
+    "not applicable": tr("not applicable"),
+    "sidecar present": tr("sidecar present"),
+    "sidecar compatible": tr("sidecar compatible"),
+    "sidecar version": tr("sidecar version"),
+    "last backfill": tr("last backfill"),
+    "last rebuild": tr("last rebuild"),
     # What is counted
     "bases": tr("bases"),
     "items": tr("items"),
@@ -209,6 +232,11 @@ def label_of(name: object) -> str:
     # The labels are in the language of the process; a reader of the page may have another one.
     plain = str(to_english(label))
     return translate_as(plain, plain, {})
+
+
+def format_labeled_count(number: int, name: object) -> str:
+    """Format a number with the label of a status, outcome, kind or unit, such as "2 failed"."""
+    return tr("{count:,} {label}", count=number, label=label_of(name))
 
 
 def severity_label(severity: str) -> str:

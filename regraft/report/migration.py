@@ -270,7 +270,7 @@ def _base_row(base: Document) -> tuple[str, ...]:
     numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
     outcome = label_of(base["outcome"])
     if base["error"]:
-        outcome += f" ({base['error']})"
+        outcome += tr(" ({listed})", listed=base["error"])
     dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
     name = one_line(base["name"], 4 * _NAME_COLUMNS)
     while text_width(name) > _NAME_COLUMNS:

@@ -29,6 +29,7 @@ from regraft.formats.angel_memory.database import (
     ProviderFolder,
 )
 from regraft.language import format_count, insert_at_mark, join_list, tr
+from regraft.report.labels import label_of
 from repair.changes import undo
 from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared, move_to_trash
@@ -74,7 +75,7 @@ def _find_deletions(wanted: Collection[str]) -> Iterator[_Deletion]:
             )
         if orphaned:
             where = f"NOT ({DANGLING}) AND {of}" if dangling else of
-            owner = "note" if table == NOTE_TAGS else "memory"
+            owner = label_of("note" if table == NOTE_TAGS else "memory")
             yield _Deletion(
                 finding=angel.RELATION_ORPHAN,
                 table=table,

@@ -504,7 +504,10 @@ def _make_catalog_target(
         if base in store.chosen:
             raise ModelSet(base=label, model=model, wanted=new.model_id)
         return Unresolved(
-            finding=MODEL_FINDING, reason=tr("its model is {model}", model=model), base=base, severity="note"
+            finding=MODEL_FINDING,
+            reason=tr("the base has the model {model} already, so it does not get the one of --model", model=model),
+            base=base,
+            severity="note",
         )
     if not settings.serves(str(model)):
         return Unresolved(

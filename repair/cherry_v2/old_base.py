@@ -124,6 +124,10 @@ def _choose_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
     if wanted is None and len(rows) == 1:
         return next(iter(rows))
     if wanted is None:
+        if not rows:
+            raise WrongUsage(
+                problem=tr("{path} has no bases", path=printable(store.path)), hint=tr("see regraft inspect")
+            )
         problem = tr("{path} has {rows} bases", path=printable(store.path), rows=len(rows))
         raise WrongUsage(problem=problem, hint=tr("use --base with one of {rows}", rows=join_list(rows)))
     return resolve_base(wanted, {base: str(row.get("name")) for base, row in rows.items()})

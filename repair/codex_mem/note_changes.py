@@ -121,7 +121,10 @@ def migration_changes(store: Store, now_ms: int) -> list[FileChange]:
     if not is_recorded:
         steps.append(tr("record migration {migration}", migration=MIGRATION[1]))
     action = Action(
-        action="migrate-metadata", message=join_list(steps, tr(" and ")), subject=path.name, count=len(missing) or 1
+        action="migrate-metadata",
+        message=join_list(steps, between=tr("; ")),
+        subject=path.name,
+        count=len(missing) or 1,
     )
     applied_at = iso_time(now_ms)
 

@@ -324,7 +324,13 @@ class _Comparison(msgspec.Struct):
         for (project, status), count in sorted(self.lacking.items()):
             name, command, message = _WITHOUT_VECTOR[status]
             repair = _command_line(self.store, [command], project) if project in known else None
-            yield _unresolved(name, f"{format_count(count, 'note')} {message}", repair, project, count)
+            yield _unresolved(
+                name,
+                tr("{counted} {which}", counted=format_count(count, "note"), which=message),
+                repair,
+                project,
+                count,
+            )
 
 
 def _vector_problem(stored: StoredVector) -> _Reason | None:

@@ -213,7 +213,7 @@ def test_why_a_model_cannot_have_made_vectors() -> None:
     def why(name: str, dimensions: int) -> str | None:
         return advice.find_model_conflict(name, dimensions, stored, "b")
 
-    assert why("chat", 4) == "the model chat is not one for embeddings"
+    assert why("chat", 4) == "chat is not an embedding model, so it cannot have made these vectors"
     assert why("m", 8) is why("m", 16) is why("unknown", 4) is why("empty", 4) is None
     assert why("m", 4) == ("its vectors have 4 dimensions, and those of other bases with the model m have 8, 16")
     assert advice.find_model_conflict("m", 4, catalog(None), "b") is None

@@ -18,6 +18,7 @@ from harness import REPO
 
 from regraft import errors, language
 from regraft.api import outcome
+from regraft.cli.output import parse_agreement
 from regraft.report.labels import label_of
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -301,6 +302,16 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
         )
         == "它的向量文件 ABC 已被截断：末尾缺少 10,384 字节；用 --salvage 可以救回约 5 行中的 2 行"
     )
+    assert again("delete 1 vector not referenced by any indexed text", "zh") == (
+        "删除 1 个向量（没有已索引的文本使用）"
+    )
+    assert again("undo: delete 2 vectors of a base without a model", "zh") == (
+        "撤销：删除 2 个向量（属于没有模型的知识库）"
+    )
+    assert again("delete 1 relation of a missing note", "zh") == "删除属于不存在的笔记的 1 个关系"
+    assert again("delete 8 tags not used by any note or memory", "zh") == "删除没有笔记或记忆使用的 8 个标签"
+    added = "add it to the profile with 13 items, with the model a::b, as a new base of 3ef4, under the name X y"
+    assert again(added, "zh") == "登记到应用数据目录：13 个数据源，模型为 a::b，作为 3ef4 的新知识库，名称改为“X y”"
     assert again("", "zh") == ""
     assert again("of a stranger's making", "zh") == "of a stranger's making"
     assert again("nothing was written", "en") == "nothing was written"
@@ -343,3 +354,34 @@ def test_a_blank_parts_chinese_from_latin() -> None:
     assert language.fill_template("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
     assert language.fill_template("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
     assert language.fill_template("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"
+
+
+def test_explanations_are_in_the_language_of_the_reader() -> None:
+    page = spoken("explain", "embedders", locale="zh_CN.UTF-8").stdout
+    assert page.startswith("# 嵌入器\n"), page[:80]
+    assert spoken("explain", "embedders").stdout.startswith("# Embedders\n")
+    # A page without a translation.
+    assert spoken("explain", "errors", locale="zh_CN.UTF-8").stdout.startswith("# ")
+    error = spoken("explain", "TargetNotOurs", locale="zh_CN.UTF-8").stdout
+    assert error.startswith("TargetNotOurs  （错误，退出码 2）\n  PATH：文件夹不是空的"), error
+    finding = spoken("explain", "item.tombstone", locale="zh_CN.UTF-8").stdout
+    assert finding.startswith("item.tombstone  （问题，错误）\n"), finding
+
+
+def test_wrong_values_are_named_in_the_language_of_the_reader() -> None:
+    said = spoken("migrate", "x", "--to", "y", "--jobs", "z", locale="zh_CN.UTF-8").stderr
+    assert "'--jobs' 的值无效：'z' 不是有效的整数（见 regraft migrate --help）。" in said, said
+
+
+@pytest.mark.parametrize(
+    ("answer", "agrees"),
+    [("", True), (" Y ", True), ("是", True), ("n", False), ("否", False), ("x", None)],
+)
+def test_a_question_takes_answers_in_both_languages(answer: str, agrees: bool | None) -> None:
+    with language.use_language("zh"):
+        assert parse_agreement(answer) is agrees
+
+
+def test_a_message_that_no_translation_changes_keeps_the_language_of_its_facts() -> None:
+    with language.use_language("zh"):
+        assert language.tr("{question} [Y/n]", question=language.tr("Continue?")) == "继续吗？ [Y/n]"

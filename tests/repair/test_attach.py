@@ -127,7 +127,7 @@ def test_what_is_no_id_of_a_model_is_refused(store: Path) -> None:
 
 def test_a_model_that_embeds_nothing_is_refused(store: Path) -> None:
     take_off(store)
-    model, reason = "acme::rerank", "not one for embeddings"
+    model, reason = "acme::rerank", "is not an embedding model"
     columns = [row[1] for row in sql(store / "catalog.sqlite", "PRAGMA table_info(user_model)")]
     values = {"id": f"'{model}'", "model_id": "'rerank'", "capabilities": "'[\"rerank\"]'"}
     chosen = ", ".join(values.get(name, f'"{name}"') for name in columns)

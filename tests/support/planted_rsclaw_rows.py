@@ -10,7 +10,12 @@ from whole_rsclaw import CUSTOM, caches, doc, drop, entry, job
 
 
 @planting(
-    "kb.url-twins", "warning", "1 page used as the source of several documents", "Page (", "Twin (", "rsclaw kb rm DOC"
+    "kb.url-twins",
+    "warning",
+    "1 web page used as the source of several documents",
+    "Page (",
+    "Twin (",
+    "rsclaw kb rm DOC",
 )
 def a_page_under_two_sources(store: RsclawStore) -> None:
     store.doc(

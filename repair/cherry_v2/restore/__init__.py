@@ -99,11 +99,11 @@ def new_rows(source: RestoreSource, restored: RestoredBase, items: Sequence[Item
             moved = "json_set(json_remove(data, '$.indexedRelativePath'), '$.relativePath', ?)"
             statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
     message = tr(
-        "add it to the catalog with the model {model_id}, {dimensions} dimensions, and",
+        "add it to the catalog with the model {model_id}, {dimensions} dimensions, and {items}",
         model_id=restored.model_id,
         dimensions=restored.dimensions,
+        items=format_count(len(items), "item"),
     )
-    message = f"{message} {format_count(len(items), 'item')}"
     statements.actions.append(
         Action(action="insert-base", message=message, base=base, count=1 + len(items), bytes=statements.bytes)
     )

@@ -360,7 +360,9 @@ def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolv
             continue
         count = job.count(sql)
         if count > target.found.get(name, 0) or (count and not target.is_partial):
-            yield _unresolved(target, name, f"{format_count(count, noun)} {which}", count)
+            yield _unresolved(
+                target, name, tr("{counted} {which}", counted=format_count(count, noun), which=which), count
+            )
 
 
 def _size(job: RowRepair) -> int:

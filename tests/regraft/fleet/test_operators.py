@@ -426,7 +426,7 @@ def test_limits_of_a_backfill_are_refused_for_other_results(backups: Path) -> No
 def test_what_a_run_says_is_for_its_reader(backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGRAFT_LANG", "zh")
     done = fleet("upgrade", backups, "--results", backups.with_name("out.jsonl"))
-    assert (done.status, "需要您确认" in done.stderr) == (2, True), done.stderr
+    assert (done.status, "需要你确认" in done.stderr) == (2, True), done.stderr
 
 
 class FullPool:
