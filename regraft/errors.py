@@ -82,7 +82,7 @@ class BackupInFolder(SourceUnrecognised):
 
 
 class ParquetFileGiven(SourceUnrecognised):
-    message = "{path}: this is a Parquet file, not a knowledge base; to make a library of it, run: {command}."
+    message = "{path}: this is a Parquet file; to make a library of it, run: regraft import {file} --to library."
 
 
 class StoresInFolder(SourceUnrecognised):

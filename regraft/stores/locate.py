@@ -378,8 +378,7 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None, *, salvage: boo
     if zip_salvage.looks_like_zip(path):
         raise _ArchiveDamaged(tr("its first member is preceded by other bytes"))
     if start.startswith(b"PAR1"):
-        command = join_command(["regraft", "import", path_argument(path), "--to", "library"])
-        raise ParquetFileGiven(path=path, command=command)
+        raise ParquetFileGiven(path=path, file=quote_word(path_argument(path)))
     described = tr("a text file") if b"\0" not in start else tr("a file of another kind")
     raise SourceUnrecognised(path=path, found=described if start else tr("an empty file"))
 

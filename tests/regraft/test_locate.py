@@ -428,10 +428,9 @@ def test_a_parquet_file_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     put(tmp_path, "units.parquet", b"PAR1 and more")
     with pytest.raises(ParquetFileGiven) as caught, open_store(tmp_path / "units.parquet"):
         pass
-    command = f"regraft import {tmp_path / 'units.parquet'} --to library"
+    file = tmp_path / "units.parquet"
     assert str(caught.value) == (
-        f"{tmp_path / 'units.parquet'}: this is a Parquet file, not a knowledge base; to make a library of it, "
-        f"run: {command}."
+        f"{file}: this is a Parquet file; to make a library of it, run: regraft import {file} --to library."
     )
 
 
