@@ -399,13 +399,26 @@ def _candidates(text: str, wanted: str, depth: int) -> Iterator[tuple[str, int, 
         filled = fill_template(template, {name: one for name, (one, _) in translated.items()})
         is_unlikely = any(_BETWEEN in value for value in facts.values())
         yield filled, sum(left for _, left in translated.values()), is_unlikely
+    yield from _candidates_of_parts(text, wanted, depth)
+
+
+def _candidates_of_parts(text: str, wanted: str, depth: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield the translations of a text as several messages; arguments and values are those of :func:`_candidates`."""
+    catalog = load_catalog(wanted)
     parts = text.split(_BETWEEN)
     if len(parts) > 1:
         several = [_translate(part, wanted, depth + 1) for part in parts]
         if all(found != part for (found, _), part in zip(several, parts, strict=True)):
             joined = catalog.gettext(_BETWEEN).join(one for one, _ in several)
             yield joined, sum(left for _, left in several), False
-    # An addition to another message, such as ", under the name {name}".
+    yield from _candidates_with_addition(text, wanted, depth)
+
+
+def _candidates_with_addition(text: str, wanted: str, depth: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield the translations of a text as a message with an addition, such as ", under the name {name}".
+
+    The arguments and the values are those of :func:`_candidates`.
+    """
     at = text.rfind(", ")
     while at > 0:
         (head, of_head), (tail, of_tail) = (_translate(part, wanted, depth + 1) for part in (text[:at], text[at:]))
