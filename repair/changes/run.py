@@ -247,6 +247,9 @@ def undo_run(
             if run_id is None:
                 _demand_other_copy(store, chosen, outside)
             planned = _undo_report(store, run, chosen, rebuilt, outside)
+            if planned.removed_vectors:
+                # The plan warns of their loss: an undo that is refused anyway is refused before.
+                undo.demand_unchanged(store.root, chosen, dry_run=True)
             if not show_plan(planned):
                 raise Declined(path=path)
             with exclusive_access(store):

@@ -432,6 +432,7 @@ def test_a_parquet_file_is_named_with_the_command_that_reads_it(tmp_path: Path) 
     assert str(caught.value) == (
         f"{file}: this is a Parquet file; to make a library of it, run: regraft import {file} --to library."
     )
+    assert (caught.value.code, caught.value.exit_status) == ("ParquetFileGiven", 2)
 
 
 def test_a_store_below_folders_of_a_single_folder_is_named(tmp_path: Path) -> None:
