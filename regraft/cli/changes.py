@@ -227,11 +227,17 @@ def closing_lines(
         *_format_unresolved_bases(report, left),
     ]
     lines += _next_lines(left) or [tr("Next: {command}", command=_format_command("check", path))]
-    if report.undo is not None:
-        lines.append(tr("To undo: {command}", command=_format_command("undo", path)))
-        # Texts are written by a run of their own, before their vectors.
-        if isinstance(report, BackfillReport) and {one.action == "embed" for one in report.actions} == {True, False}:
-            lines.append(tr("That undoes only the new vectors; run it again to undo the other changes."))
+    return lines + _undo_lines(report, path)
+
+
+def _undo_lines(report: ChangeReport | BackfillReport, path: str) -> list[str]:
+    """Name the command that undoes what a report is about, in the store at ``path``, if anything can be undone."""
+    if report.undo is None:
+        return []
+    lines = [tr("To undo: {command}", command=_format_command("undo", path))]
+    # Texts are written by a run of their own, before their vectors.
+    if isinstance(report, BackfillReport) and {one.action == "embed" for one in report.actions} == {True, False}:
+        lines.append(tr("That undoes only the new vectors; run it again to undo the other changes."))
     return lines
 
 

@@ -236,16 +236,14 @@ def undo_run(
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
             outside = outside_of(store, chosen, runs)
-            if run_id is None:
-                _demand_other_copy(store, chosen, outside)
+            _demand_other_copy(store, chosen, outside, is_named=run_id is not None)
             return _undo_report(store, run, chosen, rebuilt, outside)
         with open_session(store) as current:
             runs = current.ledger.changes.runs()
             chosen = undo.select_run(store.root, store.runs(runs), run_id)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
             outside = outside_of(store, chosen, runs)
-            if run_id is None:
-                _demand_other_copy(store, chosen, outside)
+            _demand_other_copy(store, chosen, outside, is_named=run_id is not None)
             planned = _undo_report(store, run, chosen, rebuilt, outside)
             if planned.removed_vectors:
                 # The plan warns of their loss: an undo that is refused anyway is refused before.
@@ -263,13 +261,13 @@ def undo_run(
         return _undo_report(store, run, chosen, rebuilt, outside)
 
 
-def _demand_other_copy(store: Store, chosen: RunRecord, outside: OutsideUndo) -> None:
-    """Refuse an undo that removes vectors whose source is gone, as ``outside`` says.
+def _demand_other_copy(store: Store, chosen: RunRecord, outside: OutsideUndo, *, is_named: bool) -> None:
+    """Refuse an undo that removes vectors whose source is gone, as ``outside`` says, unless the user names the run.
 
     Raises:
         UndoOfLastCopy
     """
-    if outside.lost_origin is not None:
+    if outside.lost_origin is not None and not is_named:
         raise UndoOfLastCopy(
             path=store.root,
             run=chosen.run_id,
