@@ -33,8 +33,7 @@ def _is_incomplete(report: Report) -> bool:
     # An import to a library has the report of a migration.
     if report.head.regraft.command in ("export", "import"):
         return any(base.problem or base.rows.skipped for base in bases)
-    is_unfinished = any(getattr(report, name, None) for name in ("failed", "not_checked"))
-    return any(scope.failures for scope in scopes) or is_unfinished
+    return any(scope.failures for scope in scopes) or bool(getattr(report, "not_checked", None))
 
 
 def _severities(report: Report) -> list[Severity]:

@@ -124,7 +124,7 @@ def test_bases_come_into_the_profile_and_go_again(case):
     before = tables(case.profile)
     with untouched(case.library):
         done = case.install()
-    assert done.status == 1, done.stderr
+    assert done.status == 0, done.stderr
     assert actions(done) == ["copy-base"] * 3 + ["back-up-database", "insert-model"] + ["insert-base"] * 3
     for base in (ALPHA, BETA, GAMMA):
         assert files_of(case.folder(base)) == files_of(case.library / "KnowledgeBase" / base)
@@ -142,7 +142,7 @@ def test_bases_come_into_the_profile_and_go_again(case):
 
 def test_rows_are_those_of_the_library_by_the_profiles_own_columns(case):
     case.catalog(f"UPDATE knowledge_base SET group_id = 'mine' WHERE id = '{ALPHA}'")
-    assert case.install().status == 1
+    assert case.install().status == 0
     query = (
         "SELECT id, name, dimensions, embedding_model_id, status, error, chunk_size, chunk_overlap, chunk_separator,"
         " created_at, updated_at FROM knowledge_base WHERE id <> 'own' ORDER BY rowid"
@@ -159,7 +159,7 @@ def test_rows_are_those_of_the_library_by_the_profiles_own_columns(case):
 def test_a_dry_run_touches_nothing_and_says_the_same(case):
     with untouched(case.library, case.profile):
         planned = case.install("--dry-run")
-    assert planned.status == 1
+    assert planned.status == 0
     assert not (case.profile / ".regraft").exists()
     assert planned.document["actions"] == case.install().document["actions"]
 
@@ -207,7 +207,7 @@ def test_some_bases_by_v1_or_v2_ids(case, name):
     assert case.install("--base", name).status == 0
     assert [path.name for path in case.folder("").iterdir()] == [BETA]
     assert rows(case.database, "SELECT DISTINCT base_id FROM knowledge_item") == [(BETA,)]
-    assert case.install().status == 1
+    assert case.install().status == 0
     assert rows(case.database, "SELECT count(*) FROM knowledge_base") == [(4,)]
 
 
@@ -323,7 +323,7 @@ def test_an_index_with_a_log_is_copied_as_its_readers_see_it(case, tmp_path):
         db.execute("UPDATE meta SET updated_at = 77")
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{copy}{suffix}", f"{path}{suffix}")
-    assert case.install().status == 1
+    assert case.install().status == 0
     index = case.folder(BETA) / ".cherry" / "index.sqlite"
     assert sorted(one.name for one in index.parent.iterdir()) == ["index.sqlite"]
     assert rows(index, "SELECT updated_at FROM meta") == [(77,)]
@@ -435,7 +435,7 @@ def test_assistants_get_the_bases_that_a_row_without_one_names(case):
     row = "INSERT INTO assistant_knowledge_base VALUES ('cook', 'gamma', 1, 1)"
     changed(case.profile, row, foreign_keys=False)
     before = tables(case.profile)
-    assert case.install().status == 1
+    assert case.install().status == 0
     found = rows(case.database, "SELECT * FROM assistant_knowledge_base ORDER BY created_at")
     assert found == [("cook", "gamma", 1, 1), ("cook", GAMMA, NOW_MS, NOW_MS)]
     assert run("undo", case.profile, "-y").status == 0
@@ -446,7 +446,7 @@ def test_assistants_get_the_bases_that_a_row_without_one_names(case):
 def test_what_v1_left_may_be_anything(case, state):
     (case.profile / "redux.json").write_text(state, "utf-8")
     changed(case.profile, """UPDATE assistant SET settings = '{"knowledge": ' || x'ff' || '[' WHERE id = 'cook'""")
-    assert case.install().status == 1
+    assert case.install().status == 0
     assert rows(case.database, "SELECT count(*) FROM assistant_knowledge_base") == [(0,)]
 
 
@@ -517,7 +517,7 @@ def test_a_base_that_is_there_comes_as_a_new_one(case, edited):
     same = f"the profile already has the same base {BETA}; this is a copy of it, with the same texts"
     left = [] if edited else [("base.exists", new, same)]
     assert [(one["finding"], one["base"], one["reason"]) for one in done.document["left"]] == left
-    assert done.status == (0 if edited else 1), done.stderr
+    assert done.status == 0, done.stderr
     assert [(one["base"], one["subject"]) for one in done.document["actions"] if one["action"] == "insert-base"] == [
         (new, BETA)
     ]
@@ -557,7 +557,7 @@ def test_a_path_that_is_an_items_own_id_becomes_the_new_one(case):
         db.execute("UPDATE material SET relative_path = material_id WHERE material_id = ?", (item,))
     case.catalog(f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', id) WHERE id = '{item}'")
     case.install("--base", "alpha")
-    assert case.install("--base", "alpha", "--as-new").status == 1
+    assert case.install("--base", "alpha", "--as-new").status == 0
     new = identity.copied_base_id(ALPHA)
     found = rows(case.folder(new) / ".cherry" / "index.sqlite", "SELECT material_id, relative_path FROM material")
     own = [material for material, path in found if material == path]
@@ -631,7 +631,7 @@ def test_a_base_that_lost_its_folder_gets_it_again(case):
 def test_a_profile_of_another_time(case, statement, what):
     changed(case.profile, statement)
     if what is None:
-        assert case.install().status == 1
+        assert case.install().status == 0
     else:
         assert what in refused(case, "ProfileUnknown")
 
@@ -814,7 +814,7 @@ def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
     assert case.install().status in (REFUSED, STOPPED)
     assert tables(case.profile) == before
     monkeypatch.undo()
-    assert case.install().status == 1
+    assert case.install().status == 0
 
 
 def test_a_copy_that_differs_is_not_used(case, monkeypatch):
@@ -903,16 +903,15 @@ def test_a_disk_that_fills_up(case, tmp_path, share):
     before = tables(case.profile)
     other = shutil.copytree(case.profile, tmp_path / "other")
     with on_disk(Disk()) as disk:
-        assert Case(case.library, other).install("--dry-run").status == 1
+        assert Case(case.library, other).install("--dry-run").status == 0
         planned = disk.writes
     with on_disk(Disk()) as disk:
-        assert Case(case.library, other).install().status == 1
+        assert Case(case.library, other).install().status == 0
     with on_disk(FullDisk(planned + int(share * (disk.writes - planned)))):
         done = case.install()
     assert done.status == STOPPED, done.stderr
     assert tables(case.profile) in (before, tables(other))
-    # The failed base may be there already.
-    assert case.install().status in (0, 1)
+    assert case.install().status == 0
     assert tables(case.profile) == tables(other)
 
 

@@ -267,7 +267,9 @@ class _Planner:
                 message = tr(
                     "the profile already has the same base {base}; this is a copy of it, with the same texts", base=base
                 )
-                self._leave(ids.base, v2.BASE_EXISTS, message)
+                self._made.left.append(
+                    Unresolved(finding=v2.BASE_EXISTS, reason=message, base=ids.base, severity="note")
+                )
             return copy
         if there is not _SAME:
             self._leave(
