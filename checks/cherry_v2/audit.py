@@ -41,6 +41,7 @@ from regraft.identity import replace, utc_datetime
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, tr
 from regraft.ledger.ledger import INSERT_BASE, read_runs
+from regraft.ledger.values import RecordedAction
 from regraft.report.notices import FILE_WITHOUT_ROWS, ROWS_LOST
 from regraft.report.progress import stage
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located, is_unchanged_pack
@@ -257,6 +258,8 @@ class _StoreAudit(msgspec.Struct):
     ages: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     #: The command or upgrade that brought the bases to v2, for messages.
     made_by: str = "upgrade"
+    #: Ids of bases of a profile that regraft inserted.
+    inserted: Collection[str] = ()
     #: Number of files of each base for which the library's report records that v1 had no rows.
     without_rows: dict[str, int] = msgspec.field(default_factory=dict)
     #: Ids of items for which the library's report records that a salvage lost rows, or may have.
@@ -287,6 +290,7 @@ def audit(store: Located, options: CheckOptions, command_line: CommandLine | Non
     state = _begin_audit(store, options)
     report_unreadable_members(store, state.findings)
     state.without_rows, state.lost_rows = recorded_losses(root, store)
+    state.inserted = inserted_bases(root, store)
     catalog = _read_catalog(root, store, state.findings)
     _check_schema(root, store, state.findings)
     _check_profile(root, store, state.findings)
@@ -472,14 +476,38 @@ def _losses_of_installed_bases(root: Path) -> tuple[dict[str, int], dict[str, in
     without_rows: dict[str, int] = {}
     lost: dict[str | None, list[str]] = {}
     try:
-        for run in read_runs(root):
-            if any(change.state in ("done", "expired") for change in run.changes):
-                inserted = [action for action in run.actions if action.action == INSERT_BASE]
-                lost.update({action.base: action.lost or [] for action in inserted})
-                without_rows.update({str(action.base): action.without_rows or 0 for action in inserted})
+        for action in _insertions(root):
+            lost[action.base] = action.lost or []
+            without_rows[str(action.base)] = action.without_rows or 0
     except (RegraftError, OSError):
         return {}, {}
     return without_rows, {item: 1 for items in lost.values() for item in items}
+
+
+def _insertions(root: Path, without: str | None = None) -> Iterator[RecordedAction]:
+    """Yield the actions that inserted bases into a profile and were not undone, oldest first.
+
+    Those of the command ``without`` are left out.
+
+    Raises:
+        LedgerUnreadable, OSError: the ledger cannot be read.
+    """
+    for run in read_runs(root):
+        if run.command != without and any(change.state in ("done", "expired") for change in run.changes):
+            yield from (action for action in run.actions if action.action == INSERT_BASE)
+
+
+def inserted_bases(root: Path, store: Located) -> set[str]:
+    """Return the ids of the migrated bases that regraft inserted into a profile, as the profile's ledger says.
+
+    Bases that ``repair --adopt`` listed again are left out: they may have any origin.
+    """
+    if store.kind is not Kind.V2_PROFILE or store.stores.is_copy:
+        return set()
+    try:
+        return {str(action.base) for action in _insertions(root, without="repair")}
+    except (RegraftError, OSError):
+        return set()
 
 
 def _check_profile(root: Path, store: Located, findings: FindingCollector) -> None:
@@ -512,7 +540,9 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         key = base_id_text(row)
         if _is_chosen(key, chosen):
             state.names[key] = str(row.get("name", key))
-            catalog_rows.check_base(row, models, state.findings, state.made_by)
+            is_migrated = state.made_by == "migration" or key in state.inserted
+            made_by = "migration" if is_migrated else "upgrade or a migration"
+            catalog_rows.check_base(row, models, state.findings, made_by)
     if chosen is None:
         used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
         catalog_rows.check_models(catalog.models or (), used, state.findings)

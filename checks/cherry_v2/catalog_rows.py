@@ -37,14 +37,16 @@ _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 
 
-def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade") -> None:
+def check_base(
+    row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade or a migration"
+) -> None:
     """Report a wrong or failed row of ``knowledge_base``.
 
     Args:
         row: the row.
         models: ids of the existing models; None: unknown.
         findings: collects what is wrong.
-        made_by: "upgrade" by the application, or "migration" by regraft.
+        made_by: "migration" by regraft, or "upgrade or a migration" if it may have been the application's upgrade.
     """
     base = base_id_text(row)
     check_types(row, "base", base, findings)

@@ -29,7 +29,13 @@ META_MISSING = register(
     "repair",
 )
 META_BASE = register(
-    "error", "meta.base-id", tr("The identity row names another base: the application refuses to open it."), _PERSON
+    "error",
+    "meta.base-id",
+    tr("The identity row names another base: the application refuses to open it."),
+    tr(
+        "Nothing repairs it, because the index may be the other base's. If the folder is a copy, or was renamed, move "
+        "it away or give it its name again. If its base is in the catalog, restore the index file from a backup."
+    ),
 )
 CONTENT_HASH = register(
     "error",

@@ -14,6 +14,7 @@ from msgspec import UNSET, structs
 from checks import cherry_preview as cherry_preview_inspect
 from checks.cherry_v2 import audit, detect
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.audit import inserted_bases
 from checks.inspect import (
     BaseSummary,
     HealthSummary,
@@ -121,7 +122,7 @@ def _summarize_base(source: Located, index_path: Path, *, items: bool) -> BaseSu
     folder, catalog = index_path.parent.parent, _catalog_path(source)
     known: list[BaseSummary] = []
     if catalog and index_path == folder / INDEX_FILE:
-        known = _summarize_catalog(catalog, {folder.name: index_path}, folder.name, items=items)
+        known = _summarize_catalog(source, catalog, {folder.name: index_path}, folder.name, items=items)
     if known:
         base = known[0]
     else:
@@ -187,7 +188,7 @@ def _summarize_bases(source: Located, *, items: bool) -> list[BaseSummary]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
-    known = _summarize_catalog(catalog, indexes, is_slim=source.is_slim, items=items) if catalog else []
+    known = _summarize_catalog(source, catalog, indexes, items=items) if catalog else []
     named = {base.id for base in known}
     for base_id, path in sorted(indexes.items()):
         if base_id not in named:
@@ -199,15 +200,15 @@ def _summarize_bases(source: Located, *, items: bool) -> list[BaseSummary]:
 
 
 def _summarize_catalog(
-    catalog: Path, indexes: dict[str, Path], only_base: str | None = None, *, is_slim: bool = False, items: bool
+    source: Located, catalog: Path, indexes: dict[str, Path], only_base: str | None = None, *, items: bool
 ) -> list[BaseSummary]:
     """Summarize the bases of a catalog, with the index of each.
 
     Args:
+        source: the store.
         catalog: the path of the catalog.
         indexes: the index files, by base id.
         only_base: the id of the only base to summarize; None: all.
-        is_slim: whether the store is a slim backup, which has no indexes.
         items: whether to list the items of each base.
     """
     try:
@@ -216,13 +217,14 @@ def _summarize_catalog(
         return [
             BaseSummary(id=catalog.name, name=catalog.name, store=None, problem=tr("the catalog {error}", error=error))
         ]
-    bases = []
+    bases, inserted = [], inserted_bases(source.tree.path, source)
     for row in found.bases:
         base_id = row.get("id")
         if only_base in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
             path = indexes.get(str(base_id))
-            store, problem = _summarize_index(row, own, path, catalog=catalog.name, is_slim=is_slim)
+            is_migrated = catalog.name == CATALOG_FILE or str(base_id) in inserted
+            store, problem = _summarize_index(row, own, path, is_migrated=is_migrated, is_slim=source.is_slim)
             statuses = Counter(str(item.get("status")) for item in (own or []))
             base = BaseSummary(
                 id=row.get("id"),
@@ -267,7 +269,7 @@ def _readable(value: Any) -> Any:
 
 
 def _summarize_index(
-    row: Row, items: list[Row] | None, path: Path | None, *, catalog: str, is_slim: bool
+    row: Row, items: list[Row] | None, path: Path | None, *, is_migrated: bool, is_slim: bool
 ) -> tuple[Store | None, str | None]:
     """Summarize the index of a base that the catalog names; the second value is a problem, or None.
 
@@ -275,12 +277,12 @@ def _summarize_index(
         row: the catalog's row of the base.
         items: the catalog's rows of its items; None: unknown.
         path: its index file; None: missing.
-        catalog: the name of the catalog file.
+        is_migrated: whether regraft is known to have made the base.
         is_slim: whether the store is a slim backup, which has no indexes.
     """
     failed = None
     if row.get("status") == "failed":
-        step = label_of("migration" if catalog == CATALOG_FILE else "upgrade")
+        step = label_of("migration" if is_migrated else "upgrade or a migration")
         failed = tr("failed during the {step}: {error}", step=step, error=row.get("error"))
     if path is None:
         return None, failed or (None if is_slim else tr("its index file is missing"))

@@ -79,6 +79,7 @@ def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
             raise TargetOverlapsSource(path=target, source=source)
     _check_is_library_or_empty(target)
     _check_layout(target)
+    _check_is_outside_libraries(target, real_target)
     parent = existing_parent(target)
     if not parent.is_dir():
         raise TargetNotWritable(path=target, reason=tr("{parent} is a file", parent=parent))
@@ -99,6 +100,19 @@ def _check_is_library_or_empty(target: Path) -> None:
     names = _list_names(target)
     if names and names != [ledger.FOLDER] and not ledger.ledger_path(target).is_file():
         raise TargetNotOurs(path=target, found=tr("it contains {names}", names=join_list(names[:3])))
+
+
+def _check_is_outside_libraries(target: Path, real_target: Path) -> None:
+    """Refuse a new target inside a library, whose commands would take it for files of the user.
+
+    Raises:
+        TargetNotWritable
+    """
+    if ledger.ledger_path(target).is_file():
+        return
+    for parent in real_target.parents:
+        if ledger.ledger_path(parent).is_file() and (parent / CATALOG_FILE).is_file():
+            raise TargetNotWritable(path=target, reason=tr("it is inside the library {parent}", parent=parent))
 
 
 def _list_names(target: Path) -> list[str]:

@@ -146,15 +146,22 @@ def index_hash(folder: Path) -> str:
 def count_lost_vectors(target: Path, staged: Path, base_id: str) -> int:
     """Count the texts that have a vector in the base in the target, and none in its staged successor.
 
-    A base that is missing or cannot be read has none.
+    A base that is missing, or cannot be read, or failed has none.
     """
+    old, new = base_folder(target, base_id) / INDEX_FILE, staged / INDEX_FILE
+    if not file_paths.is_file(new):
+        try:
+            with sqlite.open_readonly(old) as db:
+                return int(db.execute("SELECT count(*) FROM embedding").get)
+        except (apsw.Error, OSError):
+            return 0
     query = (
         "SELECT count(*) FROM existing.embedding AS old WHERE NOT EXISTS"
         " (SELECT 1 FROM main.embedding AS new WHERE new.embedding_text_hash = old.embedding_text_hash)"
     )
-    with sqlite.open_readonly(staged / INDEX_FILE) as db:
+    with sqlite.open_readonly(new) as db:
         try:
-            with sqlite.attach_readonly(db, base_folder(target, base_id) / INDEX_FILE, "existing"):
+            with sqlite.attach_readonly(db, old, "existing"):
                 return int(db.execute(query).get)
         except (apsw.Error, OSError):
             return 0

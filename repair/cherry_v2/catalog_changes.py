@@ -398,7 +398,7 @@ def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
     try:
         return read_catalog(path, data=data)
     except CatalogProblem as problem:
-        raise SourceUnreadable(path=path, reason=problem) from problem
+        raise SourceUnreadable(path=path, reason=problem.reason) from problem
 
 
 def demand_known_version(store: Store) -> None:

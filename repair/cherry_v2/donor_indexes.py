@@ -352,6 +352,13 @@ class DonorBases:
                     self._keep.enter_context(stack.pop_all())
                     yield donor
 
+    def migrated_items(self, base: str) -> set[str]:
+        """Return the ids of the items of a base if v1 data were migrated to make the source; empty otherwise."""
+        source = self._source
+        if not source.is_migrated or base not in source.chosen:
+            return set()
+        return {str(item.get("id")) for item in source.catalog.items_of(base)}
+
     def exclude_damaged(self) -> bool:
         """Exclude the bases whose index SQLite finds to be damaged. Returns whether there were any."""
         found: dict[str, str] = {}
@@ -449,7 +456,8 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
         if found.kind in BASE_SOURCES and (has_v2 or not found.stores.has_preview):
             return keep.enter_context(open_base_source(path, None, (), "repair"))
         library, unread = _migrate(found, keep, now_ms)
-        return dataclasses.replace(keep.enter_context(open_base_source(library, None, (), "repair")), unread=unread)
+        made = keep.enter_context(open_base_source(library, None, (), "repair"))
+        return dataclasses.replace(made, unread=unread, is_migrated=found.kind in V1_SOURCES)
 
 
 def _migrate(source: Located, keep: ExitStack, now_ms: int) -> tuple[Path, tuple[tuple[str, str], ...]]:

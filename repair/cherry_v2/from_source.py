@@ -26,12 +26,22 @@ from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.vector_survey import SALVAGE_OPTION
+from regraft.kinds import Kind
 from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
 from regraft.text import decode_utf8, join_command, path_argument, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
-from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_base
+from repair.changes.plan import (
+    Action,
+    Change,
+    FileChange,
+    FindingsByBase,
+    Plan,
+    RowsChange,
+    Unresolved,
+    group_by_base,
+)
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
 from repair.cherry_v2 import donor_indexes, salvage
@@ -296,8 +306,35 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         elif not 0 < urgent <= count:
             has_part = count or finding.name == v2.UNIT_MISSING
             name = printable(self.source)
-            reason = tr("{source} has only part of it", source=name)
-            self._leave(finding, self._explain(reason if has_part else tr("{source} has none of them", source=name)))
+            reason = self._other_ids(finding) or (
+                tr("{source} has only part of it", source=name)
+                if has_part
+                else tr("{source} has none of them", source=name)
+            )
+            self._leave(finding, self._explain(reason))
+
+    def _other_ids(self, finding: Finding) -> str | None:
+        """Return what to do if the source has the items that a salvage lost rows of under other ids; None if not.
+
+        Bases of which only the vector file was known have such ids. A migration of the source replaces their items.
+        """
+        items = self.bases.migrated_items(self.key)
+        is_library = self.store.found.kind is Kind.LIBRARY
+        if (
+            not is_library
+            or not items
+            or not has_lost_rows(finding, self.lost)
+            or not items.isdisjoint(finding.samples)
+        ):
+            return None
+        return tr(
+            "{source} has its items under other ids: {command} completes the base, before this repair or after "
+            "regraft undo",
+            source=printable(self.source),
+            command=join_command(
+                ["regraft", "migrate", path_argument(self.source), "--to", path_argument(self.store.path)]
+            ),
+        )
 
     # --- write a missing or damaged index ----------------------------------------------------------------------------
 
@@ -613,17 +650,32 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     rows = [
         row for row in catalog.bases if _is_repairable(store, base_id_text(row), found.get(base_id_text(row), []), lost)
     ]
+    unusable = list(_unusable_indexes(store, found))
     if not rows:
         # An unusable source is refused even if there is nothing to repair.
         if not is_parquet(source):
             with open_store(source, None):
                 pass
-        return Plan()
+        return Plan(left=unusable)
     planner = _SourcePlanner(store, options, source, lost)
     for row in rows:
         items = catalog.items_of(base_id_text(row))
         planner.plan_base(row, items, found[base_id_text(row)])
-    return planner.finish()
+    made = planner.finish()
+    made.left += unusable
+    return made
+
+
+def _unusable_indexes(store: Store, found: FindingsByBase) -> Iterator[Unresolved]:
+    """Yield what a copy of the data cannot fix, and what keeps an index from being used at all.
+
+    The index belongs to another base, or is of a newer version. ``found`` are the audit's findings.
+    """
+    for base, findings in found.items():
+        if base is not None and is_selected(store, base) and not is_rebuilt(store, base, findings):
+            for one in findings:
+                if one.name == v2.META_BASE or (one.name == v2.SCHEMA_VERSION and one.is_beyond_repair):
+                    yield Unresolved.with_remedy(one)
 
 
 def _is_repairable(store: Store, base: str, findings: Sequence[Finding], lost: Collection[str]) -> bool:

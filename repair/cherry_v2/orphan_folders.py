@@ -191,10 +191,14 @@ def demand_sound_index(findings: Iterable[Finding]) -> None:
 def _demand_none(findings: Iterable[Finding], is_wrong: Callable[[Finding], bool]) -> None:
     """Raise FolderUnusable if any of the audit's findings is one for which ``is_wrong`` is true."""
     wrong = Counter[str]()
+    is_repairable = False
     for finding in filter(is_wrong, findings):
         wrong[finding.name] += finding.count
+        is_repairable |= not finding.is_beyond_repair and finding.name != v2.META_BASE
     if wrong:
         listed = join_list(f"{name} ({count:,})" for name, count in wrong.items())
+        if not is_repairable:
+            raise FolderUnusable(tr("its index has errors that no command repairs ({listed})", listed=listed))
         raise FolderUnusable(tr("its index has errors ({listed}); run regraft repair first", listed=listed))
 
 

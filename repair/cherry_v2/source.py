@@ -82,6 +82,8 @@ class BaseSource:
     legacy_ids: tuple[tuple[str, str], ...] = ()
     #: Why the migration that made this source could not read the vectors of bases, by present id.
     unread: tuple[tuple[str, str], ...] = ()
+    #: Whether v1 data were migrated to make this source.
+    is_migrated: bool = False
 
     @property
     def catalog_path(self) -> Path:
@@ -382,7 +384,7 @@ def _read_rows(source: Located, catalog: str) -> StoredCatalog:
         with source.tree.local(catalog, None) as local:
             return read_catalog(local, data=False)
     except CatalogProblem as problem:
-        raise SourceUnreadable(path=f"{source.path}: {catalog}", reason=problem) from problem
+        raise SourceUnreadable(path=f"{source.path}: {catalog}", reason=problem.reason) from problem
 
 
 # --- choosing bases --------------------------------------------------------------------------------------------------

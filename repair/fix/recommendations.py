@@ -183,6 +183,8 @@ def recommend_copies(audit: Audit, store: Located, path: Path) -> Audit:
     """
     if store.kind not in V2_STORES or store.stores.catalog is None:
         return audit
+    if any(one.name == v2.UNREADABLE and one.base is None for one in audit.findings):
+        return _with_catalog_advice(audit, store, path)
     _, lost_rows = recorded_losses(store.tree.path, store)
     without_vector = texts_without_vector(store.tree.path, store)
     if not any(_may_be_in_copy(one, lost_rows) for one in audit.findings):
@@ -205,6 +207,31 @@ def recommend_copies(audit: Audit, store: Located, path: Path) -> Audit:
         return _with_copy_command(finding, path, source if is_named else None, is_whole=store.stores.is_whole)
 
     return replace(audit, findings=tuple(map(with_copy, audit.findings)))
+
+
+def _with_catalog_advice(audit: Audit, store: Located, path: Path) -> Audit:
+    """Return the audit of a store whose catalog cannot be read, saying what brings the catalog back.
+
+    A migration writes the catalog of its library again. Of the application's database, only a backup has the rows.
+    ``path`` is the store, as the user named it.
+    """
+    is_library = store.kind is Kind.LIBRARY
+    source = (suggested_source(store.tree.path, _SOURCE_COMMANDS[:1]) if is_library else None) or "SOURCE"
+    command = join_command(["regraft", "migrate", source, "--to", path_argument(path)])
+
+    def with_advice(finding: Finding) -> Finding:
+        """Return the finding with the advice if it is about the catalog."""
+        if finding.name != v2.UNREADABLE or finding.base is not None:
+            return finding
+        what = finding.message
+        message = tr("{what}; restore the file from a backup", what=what)
+        if is_library:
+            message = tr(
+                "{what}; to write it again, with the options of the migration: {command}", what=what, command=command
+            )
+        return replace(finding, message=message)
+
+    return replace(audit, findings=tuple(map(with_advice, audit.findings)))
 
 
 def _synced_texts(root: Path) -> set[FindingKey]:

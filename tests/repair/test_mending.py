@@ -147,14 +147,14 @@ REPAIRS = {
     ),
     "no bodies": Repaired(
         ["DELETE FROM search_text WHERE rowid IN (1, 2)"],
-        [("write-bodies", "write 2 bodies again from the text of its unit", 2, "unit.no-body"), REBUILT],
+        [("write-bodies", "write 2 bodies again from the text of the units", 2, "unit.no-body"), REBUILT],
     ),
     "wrong offsets": Repaired(
         ["UPDATE search_unit SET char_end = char_end - 1, char_start = char_start + 3 WHERE rowid IN (2, 3)"],
         [
             (
                 "place-units",
-                "correct the offsets of 2 units, from where the text contains its body",
+                "correct the offsets of 2 units, from the place of each body in the text",
                 2,
                 "unit.offsets",
             )
@@ -166,13 +166,13 @@ REPAIRS = {
             "UPDATE search_unit SET unit_id = 'u' WHERE rowid = 2",
         ],
         [
-            ("rekey-units", "recompute the id of 1 unit from its fields", 1, "unit.id"),
-            ("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id"),
+            ("rekey-units", "recompute the id of 1 unit from the fields", 1, "unit.id"),
+            ("rekey-bodies", "recompute the id of 1 body from the fields", 1, "body.id"),
         ],
     ),
     "a wrong body id": Repaired(
         ["UPDATE search_text SET search_text_id = 'x' WHERE rowid = 2"],
-        [("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id")],
+        [("rekey-bodies", "recompute the id of 1 body from the fields", 1, "body.id")],
     ),
     "a gap": Repaired(
         ["UPDATE search_unit SET unit_index = 9 WHERE rowid = 3"],
@@ -180,7 +180,7 @@ REPAIRS = {
     ),
     "another text": Repaired(
         ["UPDATE content SET text = replace(text, 'dusk', 'dawn') WHERE rowid = 1"],
-        [("restore-contents", "restore 1 text from its chunks, as its hash proves", 1, "content.hash")],
+        [("restore-contents", "restore 1 text from the chunks, as the hash proves", 1, "content.hash")],
     ),
     "a text of bad bytes": Repaired(
         ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],
@@ -190,7 +190,7 @@ REPAIRS = {
     ),
     "no texts": Repaired(
         ["UPDATE material SET current_content_hash = NULL"],
-        [("link-contents", "link 2 materials to the text of its units", 2, "material.no-content")],
+        [("link-contents", "link 2 materials to the text that the units have", 2, "material.no-content")],
     ),
     "a wrong hash": Repaired(
         ["UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 2"],
@@ -229,8 +229,8 @@ REPAIRS = {
     "a body of another unit": Repaired(
         ["UPDATE search_text SET target_id = 'gone' WHERE rowid = 4"],
         [
-            ("link-bodies", "link 1 body to its unit again", 1, "unit.no-body"),
-            ("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id"),
+            ("link-bodies", "link 1 body to units again", 1, "unit.no-body"),
+            ("rekey-bodies", "recompute the id of 1 body from the fields", 1, "body.id"),
         ],
     ),
     "bodies that changed places": Repaired(
@@ -281,7 +281,7 @@ REPAIRS = {
     ),
     "an unused text with a wrong hash": Repaired(
         ["INSERT INTO content VALUES ('x', 'unused', 0)"],
-        [("rekey-contents", "store 1 text under the hash of its text", 1, "content.hash")],
+        [("rekey-contents", "store 1 text under the right hash", 1, "content.hash")],
         [("content.orphan", "1 text not referenced by any material or unit", 1)],
         [f"INSERT INTO content VALUES ('{identity.text_hash('unused')}', 'unused', 0)"],
     ),

@@ -169,7 +169,7 @@ def test_every_name_is_a_finding_that_can_be_planted() -> None:
 # --- findings that depend on each other ------------------------------------------------------------------------------
 
 WRONG_ID = sql("UPDATE search_text SET search_text_id = 'x' WHERE rowid = 1", "DELETE FROM embedding")
-REKEYED = ("rekey-bodies", KB, 1, "body.id", "recompute the id of 1 body from its fields")
+REKEYED = ("rekey-bodies", KB, 1, "body.id", "recompute the id of 1 body from the fields")
 TRIGGER = catalog("CREATE TRIGGER mine AFTER DELETE ON knowledge_item BEGIN SELECT 1; END")
 DROPPED = ("drop-triggers", None, 1, "schema.foreign-trigger", "drop 1 trigger not defined by the layout")
 ACTIVE_ITEM = catalog(ITEM.format("status = 'embedding'", "file"))

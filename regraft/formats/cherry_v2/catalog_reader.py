@@ -46,6 +46,11 @@ _COLUMNS = {
 class CatalogProblem(Exception):
     """A catalog that cannot be read. The message gives the reason."""
 
+    @property
+    def reason(self) -> str:
+        """The reason for a sentence that already says that the catalog cannot be read."""
+        return str(self if self.__cause__ is None else self.__cause__)
+
 
 class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of a catalog in their order. None means that the table does not exist."""

@@ -630,7 +630,9 @@ def _prepare_v2(source: Located, bases: tuple[str, ...], stack: ExitStack) -> So
         try:
             catalog = read_catalog(stack.enter_context(source.tree.local(stores.catalog, None)))
         except CatalogProblem as problem:
-            raise SourceUnreadable(path=f"{printable(source.path)}: {stores.catalog}", reason=problem) from problem
+            raise SourceUnreadable(
+                path=f"{printable(source.path)}: {stores.catalog}", reason=problem.reason
+            ) from problem
     files = {_find_base_id(source, store): store.name for store in (*stores.current, *stores.preview)}
     settings = {str(row.get("id")): row for row in catalog.bases}
     ids = [*settings, *(one for one in files if one not in settings)] if stores.is_whole else list(files)

@@ -269,7 +269,8 @@ def plan_catalog(
     try:
         made.derive_values(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
-        message = tr("the catalog cannot be read as a whole: {problem}", problem=problem)
+        reason = problem.reason if isinstance(problem, CatalogProblem) else problem
+        message = tr("the catalog cannot be read as a whole: {problem}", problem=reason)
         stays = ((name, base) for base, names in wanted.items() for name in sorted(names))
         return [], [Unresolved.registered(name, message, base=base) for name, base in stays], set()
     return made.changes(store.catalog), made.left(), made.resolves(wanted)
