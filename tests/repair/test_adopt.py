@@ -244,7 +244,7 @@ def _with_an_item_of_another(store: Path) -> None:
 
 
 UNFIT = {
-    "of another base": (_of_another_base, "its index has errors (meta.base-id (1)); run regraft repair first"),
+    "of another base": (_of_another_base, "its index has errors that no command repairs (meta.base-id (1))"),
     "cut off": (_cut_off, "its index has errors (file."),
     "another name": (_of_another_name, "its name is not a base id"),
     "no body": (lambda store: plant("no body", store), "its index has errors (unit.no-body (1))"),

@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_listed_is_left_without_a_command(tmp_path):
     store = library(tmp_path)
     plant("a folder of no base", store)
     orphans = [one for one in findings(store) if one["name"] == "index.orphan"]
-    reason = "its index has errors (meta.base-id (1)); run regraft repair first"
+    reason = "its index has errors that no command repairs (meta.base-id (1))"
     assert [(one["repair"], one["message"].endswith(reason)) for one in orphans] == [(None, True)]
 
 
