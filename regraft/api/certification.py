@@ -26,7 +26,7 @@ from regraft.disk import scratch, sqlite
 from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import AnswerUnfit, Declined, SourceUnreadable
-from regraft.formats.angel_memory.database import COLLECTION
+from regraft.formats.angel_memory.database import COLLECTION, AngelProblem, iterate_vector_texts, open_records
 from regraft.formats.cherry_v2.catalog_reader import CatalogLookup, Row
 from regraft.formats.cherry_v2.index.schema import catalog_dimensions
 from regraft.formats.cherry_v2.layout import StoreFile
@@ -383,13 +383,31 @@ def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]
         if of is None:
             return {}
         table = stack.enter_context(chroma_rows.write_row_table(in_use.chroma, of.id, None))
+        with open_records(source.tree.path) as records:
+            _add_records(table.path, iterate_vector_texts(records))
     except FileNotFoundError:
         return {}
-    except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+    except (AngelProblem, ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=in_use.database, reason=error) from error
     opened: Callable[[], AbstractContextManager[apsw.Connection]] = partial(open_table, table.path)
     base = CertifiedBase(id=of.id, name=in_use.name, dimensions=table.dimension, open=opened, table=chroma_rows.TABLE)
     return {of.id: base}
+
+
+def _add_records(path: Path, texts: Iterable[tuple[str, str]]) -> None:
+    """Add AngelMemory's records to a table of its vectors. A vector of another text than the record's is removed.
+
+    Args:
+        path: the database of the table.
+        texts: source id and text of each record.
+    """
+    with sqlite.open_writable(path) as table, sqlite.transaction(table):
+        table.execute("CREATE TABLE records (id TEXT PRIMARY KEY, document TEXT)")
+        table.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", texts)
+        table.execute("""UPDATE entries SET document = r.document, vector = NULL FROM records r
+            WHERE r.id = entries.id AND r.document IS NOT entries.document""")
+        table.execute("""INSERT INTO entries (id, document) SELECT id, document FROM records
+            WHERE id NOT IN (SELECT id FROM entries)""")
 
 
 # --- with an embedder ------------------------------------------------------------------------------------------------

@@ -52,8 +52,7 @@ from repair import systems
 from repair.changes import options as planner_options
 from repair.changes import undo as undoing
 from repair.changes.plan import Plan
-from repair.changes.run import ChangeReport, Planner, run_command, undo_run
-from repair.changes.session import recover_if_interrupted
+from repair.changes.run import ChangeReport, Planner, complete_killed_undo, run_command, undo_run
 from repair.changes.store import Store, open_for_change
 from repair.changes.undo import HistoryReport
 from repair.cherry_v2 import install as installing
@@ -441,9 +440,10 @@ def undo(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(UndoOptions, options, fields)
+    completed = None
     if not options.dry_run:
         with open_for_change(Path(path), options.kind, "undo") as store:
-            recover_if_interrupted(store)
+            completed = complete_killed_undo(store)
             made_library.remove_leftovers(store.root)
     return undo_run(
         Path(path),
@@ -453,6 +453,7 @@ def undo(
         progress=progress_or_silent(progress),
         show_plan=confirm or agree,
         outside_of=partial(made_library.outside_undo, has_all=_has_everything_of),
+        completed=completed,
     )
 
 

@@ -21,7 +21,7 @@ from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from regraft import language
 from regraft.disk import sqlite
-from regraft.errors import Declined, NotEnoughSpace, NotMended, PlanOutdated, StoreBusy, UndoOfLastCopy
+from regraft.errors import Declined, Interrupted, NotEnoughSpace, NotMended, PlanOutdated, StoreBusy, UndoOfLastCopy
 from regraft.formats.cherry_v2.index.store import reclaim_space
 from regraft.identity import replace
 from regraft.kinds import SYSTEMS, Kind
@@ -213,11 +213,13 @@ def undo_run(
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
     outside_of: Callable[[Store, RunRecord, Sequence[RunRecord]], OutsideUndo] = lambda *_: OutsideUndo(),
+    completed: str | None = None,
 ) -> ChangeReport:
     """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
 
     ``outside_of`` returns what the undo of the chosen run, one of all runs in the ledger, does outside of the store; by
-    default nothing.
+    default nothing. If an undo of this run was killed at its last change, it is completed, and no other run is undone:
+    ``completed`` is the id of a run whose undo the caller has completed (:func:`complete_killed_undo`).
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.
@@ -228,46 +230,55 @@ def undo_run(
     with open_for_change(path, kind, "undo") as store:
         run = Run(command="undo", dry_run=dry_run, source_kind=store.found.kind.value, source=path)
         if not dry_run:
-            recover_if_interrupted(store)
+            completed = complete_killed_undo(store) or completed
         runs = ledgers.read_runs(store.root)
+        if completed is not None and (run_id is None or undo.is_named(completed, run_id)):
+            return _undo_report(store, run, next(one for one in runs if one.run_id == completed), [], OutsideUndo())
         chosen = undo.select_run(store.root, store.runs(runs), run_id)
         if dry_run:
             with reading_store(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
-            rebuilt = undo.rebuilt_caches(store.root, chosen)
-            outside = outside_of(store, chosen, runs)
-            _demand_other_copy(store, chosen, outside, is_named=run_id is not None)
-            return _undo_report(store, run, chosen, rebuilt, outside)
-        with open_session(store) as current:
-            runs = current.ledger.changes.runs()
-            chosen = undo.select_run(store.root, store.runs(runs), run_id)
-            rebuilt = undo.rebuilt_caches(store.root, chosen)
-            outside = outside_of(store, chosen, runs)
-            _demand_other_copy(store, chosen, outside, is_named=run_id is not None)
-            planned = _undo_report(store, run, chosen, rebuilt, outside)
-            if planned.removed_vectors:
-                # The plan warns of their loss: an undo that is refused anyway is refused before.
-                undo.demand_unchanged(store.root, chosen, dry_run=True)
-            if not show_plan(planned):
-                raise Declined(path=path)
-            with exclusive_access(store):
-                if undo.rebuilt_caches(store.root, chosen) != rebuilt:
-                    raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
-                stamps = undo.read_stamps(store.root, chosen)
-                undo.demand_unchanged(store.root, chosen)
-                current.begin(run, planned.actions)
-                with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
-                    undo.undo_changes(store.root, current.ledger, chosen.run_id, stamps)
+            return _undo_report(
+                store, run, chosen, *_parts_of_undo(store, chosen, outside_of(store, chosen, runs), run_id)
+            )
+        try:
+            with open_session(store) as current:
+                runs = current.ledger.changes.runs()
+                chosen = undo.select_run(store.root, store.runs(runs), run_id)
+                rebuilt, outside = _parts_of_undo(store, chosen, outside_of(store, chosen, runs), run_id)
+                planned = _undo_report(store, run, chosen, rebuilt, outside)
+                if planned.removed_vectors:
+                    # The plan warns of their loss: an undo that is refused anyway is refused before.
+                    undo.demand_unchanged(store.root, chosen, dry_run=True)
+                if not show_plan(planned):
+                    raise Declined(path=path)
+                with exclusive_access(store):
+                    if undo.rebuilt_caches(store.root, chosen) != rebuilt:
+                        raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
+                    stamps = undo.read_stamps(store.root, chosen)
+                    undo.demand_unchanged(store.root, chosen)
+                    current.begin(run, planned.actions)
+                    with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
+                        undo.undo_changes(store.root, current.ledger, chosen.run_id, stamps)
+        except (Interrupted, KeyboardInterrupt):
+            if not undo.is_undone(store.root, chosen.run_id):
+                raise
+            # The last change was undone. Run again, as the error advises, the command would undo an earlier run.
+            outside = OutsideUndo()
         return _undo_report(store, run, chosen, rebuilt, outside)
 
 
-def _demand_other_copy(store: Store, chosen: RunRecord, outside: OutsideUndo, *, is_named: bool) -> None:
-    """Refuse an undo that removes vectors whose source is gone, as ``outside`` says, unless the user names the run.
+def _parts_of_undo(
+    store: Store, chosen: RunRecord, outside: OutsideUndo, run_id: str | None
+) -> tuple[list[RecordedChange], OutsideUndo]:
+    """Return the changes of a run that its undo leaves, and ``outside``, what it does outside of the store.
+
+    ``run_id`` is the name that the user gave.
 
     Raises:
-        UndoOfLastCopy
+        UndoOfLastCopy: the user named no run, and what its vectors were copied from is gone.
     """
-    if outside.lost_origin is not None and not is_named:
+    if run_id is None and outside.lost_origin is not None:
         raise UndoOfLastCopy(
             path=store.root,
             run=chosen.run_id,
@@ -276,6 +287,18 @@ def _demand_other_copy(store: Store, chosen: RunRecord, outside: OutsideUndo, *,
             pack=_pack_command(store.path, outside.removed_vectors),
             again=join_command(["regraft", "undo", path_argument(store.path), chosen.run_id]),
         )
+    return undo.rebuilt_caches(store.root, chosen), outside
+
+
+def complete_killed_undo(store: Store) -> str | None:
+    """Recover from a killed run. Returns the id of the run whose undo was killed and is now complete, or None.
+
+    Raises:
+        TargetLocked, StoreNotWritable, ApplicationOpen
+    """
+    open_runs = [one.run_id for one in store.runs(ledgers.read_runs(store.root)) if undo.is_being_undone(one)]
+    recover_if_interrupted(store, is_open=bool(open_runs))
+    return next((run_id for run_id in open_runs if undo.is_undone(store.root, run_id)), None)
 
 
 def _pack_command(path: Path, bases: Iterable[str]) -> str:

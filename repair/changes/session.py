@@ -117,13 +117,15 @@ def _is_unused(store: Store, ledger: Ledger) -> bool:
     return not made and not execution.has_pending_vectors(store.own_folder)
 
 
-def recover_if_interrupted(store: Store) -> None:
+def recover_if_interrupted(store: Store, *, is_open: bool = False) -> None:
     """Recover from a killed run now, because the requested command may be refused before it would do so.
+
+    ``is_open``: a change is known to be open. By default, the work folder tells whether a run was killed.
 
     Raises:
         TargetLocked, StoreNotWritable, ApplicationOpen
     """
-    if (store.own_folder / WORK).exists():
+    if is_open or (store.own_folder / WORK).exists():
         demand_not_running(store)
         with open_ledger(store) as ledger:
             execution.recover(store.root, ledger)

@@ -120,6 +120,21 @@ def _state(record: RunRecord) -> str:
     return "undone" if states else "none"
 
 
+def is_being_undone(record: RunRecord) -> bool:
+    """Whether an undo of a run was stopped in the middle of a change, and nothing has recovered from that yet."""
+    return any(change.state == "undoing" for change in record.changes)
+
+
+def is_undone(root: Path, run_id: str) -> bool:
+    """Whether all that a run of the store at ``root`` changed is undone."""
+    return any(_state(run) == "undone" for run in read_runs(root) if run.run_id == run_id)
+
+
+def is_named(run_id: str, name: str) -> bool:
+    """Whether a user who writes ``name`` can mean a run: its id, the start of it, or the part after its last hyphen."""
+    return run_id.startswith(name) or run_id.rpartition("-")[2] == name
+
+
 def select_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunRecord:
     """Select the run to undo: the named one, else the latest that can be undone.
 
@@ -134,7 +149,7 @@ def select_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunReco
     named = runs
     if run_id is not None:
         exact = [run for run in runs if run_id in (run.run_id, run.run_id.rpartition("-")[2])]
-        named = exact or [run for run in runs if run.run_id.startswith(run_id)]
+        named = exact or [run for run in runs if is_named(run.run_id, run_id)]
     possible = [run for run in named if _state(run) in ("possible", "unsettled")]
     if run_id is None and not possible:
         raise RunUnknown(path=root, problem=tr("there is no run to undo"))

@@ -511,6 +511,26 @@ def test_records_of_angel_memory_are_certified(tmp_path: Path) -> None:
     assert done.document["bases"][0]["findable"] == len(set(store.texts().values()))
 
 
+def test_records_of_angel_memory_whose_vector_is_missing_or_of_another_text_are_texts_without_a_vector(
+    tmp_path: Path,
+) -> None:
+    store = angel_store.build(tmp_path / "data")
+    dropped, stale = sorted({text: key for key, text in store.texts().items()}.values())[:2]
+    store.drop_vectors(dropped)
+    store.put_vector(stale, "a text from before")
+    (base,) = (done := certified(store.raw.parent)).document["bases"]
+    (finding,) = done.document["findings"]
+    assert (finding["name"], finding["message"]) == ("certify.text-without-vector", "2 texts without a vector")
+    assert (base["texts"], base["texts"] - base["findable"]) == (len(set(store.texts().values())), 2)
+
+
+def test_records_of_angel_memory_without_any_vector_are_counted(tmp_path: Path) -> None:
+    store = angel_store.build(tmp_path / "data")
+    store.drop_vectors(*store.texts())
+    (base,) = certified(store.raw.parent).document["bases"]
+    assert (base["texts"], base["vectors"]) == (len(set(store.texts().values())), 0)
+
+
 @pytest.mark.thorough
 @needs("chroma")
 def test_an_index_of_chroma_that_lost_its_links_is_found(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from toys import (
     OLD_FOLDER,
     RAW,
     QuickDisk,
+    a_file,
     change,
     contents,
     keeps,
@@ -101,6 +102,42 @@ def test_an_undo_that_is_killed_at_any_step_is_finished_by_the_next(
         change(root, planner())
         assert_settled(root, at)
         assert keeps(root) == set(), (at, steps[at - 1])
+
+
+class Killed(BaseException):
+    """Ends a run in this process as a kill does: nothing is settled."""
+
+
+def after(work: Any, error: type[BaseException]) -> Any:
+    """Return a function that does some work, and fails after the first time."""
+    failures = [error]
+
+    def failing(*args: Any) -> None:
+        work(*args)
+        if failures:
+            raise failures.pop()
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("_undo_file", KeyboardInterrupt), ("undo_changes", KeyboardInterrupt), ("_undo_file", Killed)],
+)
+def test_an_undo_that_was_stopped_at_its_last_change_does_not_undo_an_earlier_run_as_well(
+    store: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
+) -> None:
+    path = store / RAW / "a.txt"
+    old = path.read_bytes()
+    _, latest = (change(store, planner(a_file(f"{RAW}/a.txt", text)))["undo"] for text in ("first", "second"))
+    monkeypatch.setattr(undoing, name, after(getattr(undoing, name), error))
+    if error is Killed:
+        with pytest.raises(Killed):
+            undo(store)
+    done = run("undo", store, "--yes", "--json")
+    assert (done.status, done.document["undone"], path.read_bytes()) == (0, latest, b"first")
+    assert run("undo", store, "--yes").status == 0
+    assert path.read_bytes() == old
 
 
 @pytest.mark.thorough
