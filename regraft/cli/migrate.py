@@ -109,6 +109,9 @@ def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: boo
     if document["run"]["dry_run"]:
         return tr("Dry run: nothing was written.\n")
     nothing = tr("Nothing to do: the source has not changed since the last run.")
+    if any(one["code"] == notices.KEPT_COMPLETED for one in document["warnings"]):
+        # The source has changed, for the worse.
+        nothing = tr("Nothing to do: {unchanged}.", unchanged=tr("nothing was written"))
     changed = [one["base"] for one in document["warnings"] if one["code"] == notices.CHANGED_SINCE]
     if not changed:
         return printable_lines([nothing])

@@ -78,6 +78,14 @@ def test_a_row_that_lost_its_vector_in_v1(lost: Any, option: tuple[str, ...], so
     assert_kept(source.folder, tmp_path / "library", before, *option)
 
 
+def test_a_source_that_lost_a_vector_is_not_called_unchanged(source: Source, tmp_path: Path) -> None:
+    migrate(source.folder, tmp_path / "library")
+    write(source.vectors("kb"), range(20), n3=None)
+    said = run("migrate", source.folder, "--to", tmp_path / "library", "--now", NOW, "--yes").stdout
+    assert said.endswith("Nothing to do: nothing was written.\n")
+    assert "the source has not changed" not in said
+
+
 def test_a_row_that_lost_its_vector_beside_new_rows(source: Source, tmp_path: Path) -> None:
     """More rows than before, but not all that were there."""
     migrate(source.folder, tmp_path / "library")
