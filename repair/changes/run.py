@@ -218,8 +218,7 @@ def undo_run(
     """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
 
     ``outside_of`` returns what the undo of the chosen run, one of all runs in the ledger, does outside of the store; by
-    default nothing. If an undo of this run was killed at its last change, it is completed, and no other run is undone:
-    ``completed`` is the id of a run whose undo the caller has completed (:func:`complete_killed_undo`).
+    default nothing. ``completed``: a run whose killed undo was completed now (:func:`complete_killed_undo`), to report.
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.
@@ -238,9 +237,8 @@ def undo_run(
         if dry_run:
             with reading_store(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
-            return _undo_report(
-                store, run, chosen, *_parts_of_undo(store, chosen, outside_of(store, chosen, runs), run_id)
-            )
+            outside = outside_of(store, chosen, runs)
+            return _undo_report(store, run, chosen, *_parts_of_undo(store, chosen, outside, run_id))
         try:
             with open_session(store) as current:
                 runs = current.ledger.changes.runs()
