@@ -363,7 +363,7 @@ def _translate(text: str, wanted: str, depth: int) -> tuple[str, int]:
     ``depth`` is the number of enclosing messages.
     """
     catalog = load_catalog(wanted)
-    found = catalog.gettext(text)
+    found = catalog.gettext(text) if text else text
     if found != text:
         return found, 0
     unchanged = len(_ENGLISH_WORD.findall(text))

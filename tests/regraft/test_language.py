@@ -385,3 +385,10 @@ def test_a_question_takes_answers_in_both_languages(answer: str, agrees: bool | 
 def test_a_message_that_no_translation_changes_keeps_the_language_of_its_facts() -> None:
     with language.use_language("zh"):
         assert language.tr("{question} [Y/n]", question=language.tr("Continue?")) == "继续吗？ [Y/n]"
+
+
+def test_a_translated_text_contains_no_header_of_the_catalog() -> None:
+    text = "1 of 8 files of the folder /home/mei/Documents/Boat workshop have no rows in v1"
+    translated = language.translate_text(text, "zh")
+    assert translated == "没有行：目录 /home/mei/Documents/Boat workshop 的 8 个文件中的 1 个"
+    assert language.translate_text("", "zh") == ""
