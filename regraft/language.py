@@ -373,12 +373,9 @@ def _translate(text: str, wanted: str, depth: int) -> tuple[str, int]:
     count_message = counted and _counting_message(counted[2], wanted)
     if counted and count_message:
         return fill_template(_WITHOUT_FORM.sub(r"{\1}", catalog.gettext(count_message)), {"count": counted[1]}), 0
-    best = (text, unchanged)
-    rank: tuple[bool, int] | None = None
-    for candidate, left, is_unlikely in _candidates(text, wanted, depth):
-        if rank is None or (is_unlikely, left) < rank:
-            rank, best = (is_unlikely, left), (candidate, left)
-    return best
+    candidates = _candidates(text, wanted, depth)
+    best, left, _ = min(candidates, key=lambda one: (one[2], one[1]), default=(text, unchanged, False))
+    return best, left
 
 
 def _candidates(text: str, wanted: str, depth: int) -> Iterator[tuple[str, int, bool]]:

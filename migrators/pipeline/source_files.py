@@ -36,7 +36,7 @@ from regraft.disk.trees import (
 )
 from regraft.errors import SourceUnreadable
 from regraft.identity import replace
-from regraft.language import tr
+from regraft.language import document_in_english, tr
 from regraft.processes.pool import JobFailed, ProcessPool
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -159,18 +159,19 @@ def base_fingerprint(
             changes once they can be.
         marks: sizes and checksums of the files if they are known.
     """
+
+    def mark(name: str | None) -> object:
+        """Return size and checksum of a file, or that it could not be read."""
+        return UNREADABLE if name in unread else content_mark(source.tree, name)
+
     if marks is None:
         uploads = (item.upload for item in draft.items if item.upload is not None)
         names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
-        marks = FileHashes(
-            [
-                UNREADABLE if name in unread else content_mark(source.tree, name)
-                for name in vector_file_names(source, draft)
-            ],
-            [UNREADABLE if name in unread else content_mark(source.tree, name) for name in names],
-        )
+        marks = FileHashes(list(map(mark, vector_file_names(source, draft))), list(map(mark, names)))
     hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER_VERSION, replace(draft, items=()), marks.vectors, marks.uploads):
+    # In English: the messages of its notices must not give another fingerprint in another language.
+    described = document_in_english(msgspec.to_builtins(replace(draft, items=()), order="deterministic"))
+    for part in (WRITER_VERSION, described, marks.vectors, marks.uploads):
         hasher.update(_encode(part) + b"\n")
     for item in draft.items:
         hasher.update(_encode(_NamedDraft(**structs.asdict(item))) + b"\n")
@@ -178,9 +179,9 @@ def base_fingerprint(
 
 
 def _encode(part: object) -> bytes:
-    """Encode a part of a fingerprint so that equal values give equal bytes."""
+    """Encode a part of a fingerprint so that equal values give equal bytes; a dict must have its keys in order."""
     try:
-        return msgspec.json.encode(part, order="deterministic")
+        return msgspec.json.encode(part, order=None if isinstance(part, dict) else "deterministic")
     except UnicodeEncodeError:
         # A file name that is not UTF-8, which JSON cannot represent.
         return repr(part).encode("utf-8", "surrogatepass")

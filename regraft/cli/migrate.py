@@ -108,27 +108,30 @@ def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: boo
         return ("" if quiet else format_written(written) + "\n") + printable_lines(_done_lines(document))
     if document["run"]["dry_run"]:
         return tr("Dry run: nothing was written.\n")
+    return printable_lines(_unchanged_lines(document))
+
+
+def _unchanged_lines(document: dict[str, Any]) -> list[str]:
+    """Say why a run wrote nothing, and what to do next about bases that were changed in the target."""
     nothing = tr("Nothing to do: the source has not changed since the last run.")
     if any(one["code"] == notices.KEPT_COMPLETED for one in document["warnings"]):
         # The source has changed, for the worse.
         nothing = tr("Nothing to do: {unchanged}.", unchanged=tr("nothing was written"))
     changed = [one["base"] for one in document["warnings"] if one["code"] == notices.CHANGED_SINCE]
     if not changed:
-        return printable_lines([nothing])
+        return [nothing]
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     named = join_list(one_line(names.get(base, base), LONGEST_NAME) for base in changed)
     target = document["target"]["path"]
-    return printable_lines(
-        [
-            tr(
-                "Not overwritten, because they were changed in {target} since they were migrated: {named}",
-                target=printable(target),
-                named=named,
-            ),
-            nothing,
-            tr("Next: {value}", value=join_command(["regraft", "check", path_argument(target)])),
-        ]
-    )
+    return [
+        tr(
+            "Not overwritten, because they were changed in {target} since they were migrated: {named}",
+            target=printable(target),
+            named=named,
+        ),
+        nothing,
+        tr("Next: {value}", value=join_command(["regraft", "check", path_argument(target)])),
+    ]
 
 
 def _done_lines(document: dict[str, Any], *, next_steps: bool = True) -> list[str]:

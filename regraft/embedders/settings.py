@@ -199,7 +199,7 @@ def _describe_type(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.LiteralType():
             return join_list(map("`{}`".format, kind.values), tr(" or "))
         case _:
-            return _FORMS.get(type(kind)) or tr("text")
+            return _FORMS.get(type(kind), tr("text"))
 
 
 # API keys: recognizing and removing them

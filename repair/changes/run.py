@@ -251,19 +251,46 @@ def undo_run(
                 if not show_plan(planned):
                     raise Declined(path=path)
                 with exclusive_access(store):
-                    if undo.rebuilt_caches(store.root, chosen) != rebuilt:
-                        raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
-                    stamps = undo.read_stamps(store.root, chosen)
-                    undo.demand_unchanged(store.root, chosen)
-                    current.begin(run, planned.actions)
-                    with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
-                        undo.undo_changes(store.root, current.ledger, chosen.run_id, stamps)
+                    _apply_undo(current, run, chosen, planned, rebuilt, outside, progress)
         except (Interrupted, KeyboardInterrupt):
             if not undo.is_undone(store.root, chosen.run_id):
                 raise
             # The last change was undone. Run again, as the error advises, the command would undo an earlier run.
             outside = OutsideUndo()
         return _undo_report(store, run, chosen, rebuilt, outside)
+
+
+def _apply_undo(
+    current: Session,
+    run: Run,
+    chosen: RunRecord,
+    planned: ChangeReport,
+    rebuilt: Sequence[RecordedChange],
+    outside: OutsideUndo,
+    progress: Progress,
+) -> None:
+    """Record the undo ``run``, and undo the changes of a run, if the store is still as it was planned.
+
+    Args:
+        current: the locked store.
+        run: this run.
+        chosen: the run to undo.
+        planned: the report of the plan.
+        rebuilt: the changes that the undo leaves, by the plan.
+        outside: what it does outside of the store.
+        progress: notified of every file.
+
+    Raises:
+        PlanOutdated, UndoRefused: the store was changed. Nothing is undone.
+    """
+    root = current.store.root
+    if undo.rebuilt_caches(root, chosen) != rebuilt:
+        raise PlanOutdated(path=root, reason=tr("it was changed in the meantime"))
+    stamps = undo.read_stamps(root, chosen)
+    undo.demand_unchanged(root, chosen)
+    current.begin(run, planned.actions)
+    with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
+        undo.undo_changes(root, current.ledger, chosen.run_id, stamps)
 
 
 def _parts_of_undo(

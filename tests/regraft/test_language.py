@@ -54,6 +54,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_second_run_in_another_language_writes_no_base_again(library: Path, tmp_path: Path) -> None:
+    """Bases of the sample have notices, whose messages are translated."""
+    copy = shutil.copytree(library, tmp_path / "library")
+    before = {path: path.stat().st_mtime_ns for path in copy.glob("KnowledgeBase/*/.cherry/*")}
+    assert len(before) == 3
+    for words in (("--lang", "en"), ("--lang", "zh")):
+        assert spoken(*words, "migrate", SAMPLE, "--to", copy, "--now", NOW, "--yes").returncode == 1
+        assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("locale", "words"),
