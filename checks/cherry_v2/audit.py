@@ -541,7 +541,7 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         if _is_chosen(key, chosen):
             state.names[key] = str(row.get("name", key))
             is_migrated = state.made_by == "migration" or key in state.inserted
-            made_by = "migration" if is_migrated else "upgrade or a migration"
+            made_by = "migration" if is_migrated else "upgrade"
             catalog_rows.check_base(row, models, state.findings, made_by)
     if chosen is None:
         used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}

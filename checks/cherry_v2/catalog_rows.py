@@ -37,16 +37,14 @@ _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 
 
-def check_base(
-    row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade or a migration"
-) -> None:
+def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade") -> None:
     """Report a wrong or failed row of ``knowledge_base``.
 
     Args:
         row: the row.
         models: ids of the existing models; None: unknown.
         findings: collects what is wrong.
-        made_by: "migration" by regraft, or "upgrade or a migration" if it may have been the application's upgrade.
+        made_by: "migration" by regraft, or "upgrade": nothing shows that it was regraft.
     """
     base = base_id_text(row)
     check_types(row, "base", base, findings)

@@ -282,7 +282,7 @@ def _summarize_index(
     """
     failed = None
     if row.get("status") == "failed":
-        step = label_of("migration" if is_migrated else "upgrade or a migration")
+        step = label_of("migration" if is_migrated else "upgrade")
         failed = tr("failed during the {step}: {error}", step=step, error=row.get("error"))
     if path is None:
         return None, failed or (None if is_slim else tr("its index file is missing"))

@@ -203,9 +203,13 @@ def _open_ledger(at: Session) -> Iterator[Ledger]:
         """Make the error for a target whose ledger cannot be written."""
         return TargetNotWritable(path=at.path, reason=reason)
 
+    def is_unused(ledger: Ledger) -> bool:
+        """Whether neither this run nor another one has written to the library."""
+        return not (at.began or ledger.changes.runs())
+
     with writable.allow_writes(at.path):
         write_checks.refuse_library_links(at.path)
-        with lock_store(at.path, at.target.own, not_writable=not_writable, is_unused=lambda _: not at.began) as ledger:
+        with lock_store(at.path, at.target.own, not_writable=not_writable, is_unused=is_unused) as ledger:
             # Validate the ledger before acting on it.
             with ledgers.report_unreadable(at.path):
                 check_ledger(ledger)

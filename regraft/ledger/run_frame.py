@@ -6,7 +6,7 @@ Migrations (``migrators/pipeline/session.py``) and changes (``repair/changes/ses
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -30,19 +30,15 @@ def lock_store(
         root: the store.
         own: its folder for the ledger.
         not_writable: makes the error to raise for the reason why the ledger cannot be created or opened.
-        is_unused: called at the end; if it returns True, the folders and the ledger that were created are removed.
+        is_unused: called at the end; if it returns True, and no base was published, the created folders and ledger
+            are removed.
 
     Raises:
         TargetLocked: another run has it open.
         LedgerUnreadable: it is damaged, or of a later regraft.
     """
     own, ledger_file = own.absolute(), ledger_path(root.absolute())
-    made: Path | None = None
-    for path in (ledger_file, own, *own.parents):
-        if os.path.lexists(path):
-            break
-        made = path
-    unused = made
+    unused = made = _find_topmost_missing((ledger_file, own, *own.parents))
     try:
         with ExitStack() as stack:
             try:
@@ -52,13 +48,15 @@ def lock_store(
                 raise
             except (OSError, apsw.Error) as error:
                 raise not_writable(getattr(error, "strerror", None) or error) from error
-            # From here on the ledger may hold undo data, so it is only removed after reading it.
+            # From here on the ledger may hold undo data, so it is only removed after reading it: another run may have
+            # created it, and written the store, since the folders were looked for.
             unused = None
             try:
                 yield ledger
             finally:
-                if is_unused(ledger):
-                    unused = made
+                with suppress(OSError, apsw.Error, RegraftError):
+                    if is_unused(ledger) and not ledger.entries():
+                        unused = made
     except TargetLocked:
         # The files are in use.
         unused = None
@@ -67,6 +65,16 @@ def lock_store(
         if unused is not None:
             with suppress(OSError, RegraftError):
                 durable.remove_made_folders(ledger_file if unused == ledger_file else own, unused)
+
+
+def _find_topmost_missing(paths: Iterable[Path]) -> Path | None:
+    """Return the last path before the first one that exists, from a file upwards; None: the file exists."""
+    missing = None
+    for path in paths:
+        if os.path.lexists(path):
+            break
+        missing = path
+    return missing
 
 
 @contextmanager

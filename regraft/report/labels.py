@@ -153,7 +153,6 @@ _LABELS = {
     "full text": tr("full text"),
     "checksums": tr("checksums"),
     "upgrade": tr("upgrade"),
-    "upgrade or a migration": tr("upgrade or a migration"),
     # Stages of work
     "Writing": tr("Writing"),
     "Comparing": tr("Comparing"),

@@ -117,8 +117,8 @@ def test_a_search_mode_that_nothing_tells_is_beyond_repair(change: Row, is_beyon
 @pytest.mark.parametrize(
     ("error", "carried_by", "message"),
     [
-        ("missing_embedding_model", (), "failed during the upgrade or a migration: missing_embedding_model"),
-        ("missing_vector_store", (), "failed during the upgrade or a migration: missing_vector_store"),
+        ("missing_embedding_model", (), "failed during the upgrade: missing_embedding_model"),
+        ("missing_vector_store", (), "failed during the upgrade: missing_vector_store"),
         ("missing_vector_store", ("migration",), "failed during the migration: missing_vector_store"),
         ("no memory", ("migration",), "failed: no memory"),
     ],

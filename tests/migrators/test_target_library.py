@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from migrators.pipeline import run as runs
 from migrators.pipeline import session as sessions
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, base_folder, catalog_fingerprint, pack_entry
 from migrators.pipeline.session import Session
-from regraft.disk import writable
+from regraft.disk import durable, writable
 from regraft.errors import VerificationFailed
 from regraft.identity import replace
 from regraft.ledger import ledger as ledgers
@@ -555,6 +555,32 @@ def test_a_run_that_is_refused_leaves_no_folder_that_it_made(tmp_path: Path) -> 
     with session_of(target), fails("TargetLocked"), session_of(target):
         raise AssertionError("it was entered")
     assert (target / ".regraft" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_library_that_another_run_wrote_while_this_one_opened_it_stays(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "library"
+    real, folders = durable.make_folders, list[Path]()
+
+    def another_run_first(path: Path, **more: Any) -> None:
+        if not folders:
+            folders.append(path)
+            with session_of(target) as other:
+                other.begin("source", [])
+                assert other.ledger is not None
+                publish(other.target, other.ledger, "x")
+        real(path, **more)
+
+    monkeypatch.setattr(durable, "make_folders", another_run_first)
+    with fails("NotEnoughSpace") if is_refused else nullcontext(), session_of(target) as at:
+        assert list(at.entries) == [PLAN.draft.id]
+        if is_refused:
+            preflight.check_space(target, 1 << 60)
+    with ledgers.open_exclusive(target) as book:
+        assert list(book.entries()) == [PLAN.draft.id]
+    assert base_text(TargetLibrary(target, "x")) == "x"
 
 
 def test_a_run_first_recovers_what_a_killed_one_left(tmp_path: Path) -> None:

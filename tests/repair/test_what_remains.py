@@ -104,7 +104,7 @@ def test_a_base_says_whether_it_failed_in_the_migration(library: Path, tmp_path:
     given = ("--base", FAILED, "--recreate-provider", "openai", "--now", NOW)
     assert run("install", library, "--profile", profile, *given).status == 0
     known = "failed during the migration: missing_vector_store"
-    unknown = "failed during the upgrade or a migration: missing_vector_store"
+    unknown = "failed during the upgrade: missing_vector_store"
     assert messages(library, "base.failed") == [known]
 
     def inspected() -> list[str]:
