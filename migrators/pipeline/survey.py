@@ -132,8 +132,13 @@ class BaseJob(msgspec.Struct, frozen=True):
             message = tr("the damaged archive has only {rows} of it; the base from an earlier run is kept", rows=rows)
         else:
             return keep_for_vectors(existing, self.draft.legacy_id)
-        notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=self.draft.legacy_id)
-        return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
+        return _add_notice(existing, notices.KEPT_COMPLETED, message, self.draft.legacy_id)
+
+
+def _add_notice(existing: BaseEntry, code: str, message: str, base: str) -> BaseEntry:
+    """Return the entry of an existing base with one more notice; ``base`` is the id in the source."""
+    notice = Notice(code=code, message=message, base=base)
+    return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
 
 
 def _unusable_rows(rows: PlannedRows | RowsReport) -> int:
@@ -214,8 +219,7 @@ class BasePlanner:
             return self._plan_base(position, draft, mark, known, self._options)
         if state is BaseState.CHANGED:
             message = tr("changed in the target since it was migrated; left unchanged")
-            notice = Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
-            known = msgspec.structs.replace(known, notices=[*known.notices, notice])
+            known = _add_notice(known, notices.CHANGED_SINCE, message, draft.legacy_id)
         is_same = is_same and not _options_changed(known, self._options)
         # A missing vector file on disk is tried again: it may be readable now.
         is_retried = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
@@ -349,9 +353,7 @@ def keep_completed(existing: BaseEntry, error: str, base: str) -> BaseEntry:
     """
     kept = tr("completed base") if existing.record.base.status == "completed" else tr("base with texts")
     message = tr("it would fail now ({error}); the {kept} from an earlier run is kept", error=error, kept=kept)
-    return msgspec.structs.replace(
-        existing, notices=[*existing.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
-    )
+    return _add_notice(existing, notices.KEPT_COMPLETED, message, base)
 
 
 def keep_for_vectors(existing: BaseEntry, base: str) -> BaseEntry:
@@ -362,8 +364,7 @@ def keep_for_vectors(existing: BaseEntry, base: str) -> BaseEntry:
     message = tr(
         "rows that an earlier run migrated are damaged now, or have no usable vector; the base from that run is kept"
     )
-    notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=base)
-    return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
+    return _add_notice(existing, notices.KEPT_COMPLETED, message, base)
 
 
 def vector_file_bytes(source: Located, draft: BaseDraft) -> int:

@@ -194,88 +194,88 @@ def _refuse_options(kind: Kind, hint: str, given: dict[str, bool]) -> None:
             raise WrongUsage(problem=tr("{name} is not for {names}", name=name, names=KIND_NAMES[kind]), hint=hint)
 
 
-def _refuse_as_option(source: Located, options: _Search) -> None:
+def _refuse_as_option(source: Located, search: _Search) -> None:
     """Refuse ``--as``, for stores without restricted visibility."""
     hint = tr("leave it out; only rsclaw has documents with restricted visibility")
-    _refuse_options(source.kind, hint, {_CALLERS: bool(options.options.as_)})
+    _refuse_options(source.kind, hint, {_CALLERS: bool(search.options.as_)})
 
 
-def _refuse_simple_mode(source: Located, options: _Search) -> None:
+def _refuse_simple_mode(source: Located, search: _Search) -> None:
     """Raise WrongUsage for ``--mode simple``. Called for stores without tags."""
     hint = tr("leave it out; only notes of AngelMemory can be searched by tags")
-    _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": options.mode is Mode.SIMPLE})
+    _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": search.mode is Mode.SIMPLE})
 
 
-def _refuse_base_options(source: Located, options: _Search) -> None:
+def _refuse_base_options(source: Located, search: _Search) -> None:
     """Refuse the options of a search in bases, for stores without bases."""
     given = {
-        "--base": options.options.base is not None,
-        "--alpha": options.options.alpha is not None,
-        "--raw": options.options.raw,
+        "--base": search.options.base is not None,
+        "--alpha": search.options.alpha is not None,
+        "--raw": search.options.raw,
     }
     _refuse_options(source.kind, tr("leave it out"), given)
 
 
-def _search_bases(source: Located, options: _Search) -> SearchResult:
+def _search_bases(source: Located, search: _Search) -> SearchResult:
     """Search one base or all bases of Cherry Studio; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, options)
-    _refuse_simple_mode(source, options)
-    return several_bases.search(source, options.options.base, options.unit_request)
+    _refuse_as_option(source, search)
+    _refuse_simple_mode(source, search)
+    return several_bases.search(source, search.options.base, search.unit_request)
 
 
-def _search_notes(source: Located, options: _Search) -> SearchResult:
+def _search_notes(source: Located, search: _Search) -> SearchResult:
     """Search the notes of codex-mem; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, options)
-    _refuse_simple_mode(source, options)
+    _refuse_as_option(source, search)
+    _refuse_simple_mode(source, search)
     hint = tr("leave it out; --mode hybrid searches by words and by meaning")
     meaning = f"--mode {Mode.VECTOR.value}"
     given = {
-        "--alpha": options.options.alpha is not None,
-        "--raw": options.options.raw,
-        meaning: options.mode is Mode.VECTOR,
+        "--alpha": search.options.alpha is not None,
+        "--raw": search.options.raw,
+        meaning: search.mode is Mode.VECTOR,
     }
     _refuse_options(source.kind, hint, given)
     request = codex_mem.NoteRequest(
-        query=options.query,
-        project=options.options.base,
-        mode=options.mode,
-        count=options.options.count,
-        vector=options.options.vector,
-        embed=options.embed,
+        query=search.query,
+        project=search.options.base,
+        mode=search.mode,
+        count=search.options.count,
+        vector=search.options.vector,
+        embed=search.embed,
     )
     return codex_mem.search(source.path, request)
 
 
-def _search_chunks(source: Located, options: _Search) -> SearchResult:
+def _search_chunks(source: Located, search: _Search) -> SearchResult:
     """Search the chunks of rsclaw; raises WrongUsage for options that do not apply."""
-    _refuse_base_options(source, options)
-    _refuse_simple_mode(source, options)
+    _refuse_base_options(source, search)
+    _refuse_simple_mode(source, search)
     request = rsclaw.ChunkRequest(
-        query=options.query,
-        scope=documents.parse_scope(options.options.as_, _CALLERS),
-        mode=options.mode,
-        count=options.options.count,
-        vector=options.options.vector,
-        embed=options.embed,
+        query=search.query,
+        scope=documents.parse_scope(search.options.as_, _CALLERS),
+        mode=search.mode,
+        count=search.options.count,
+        vector=search.options.vector,
+        embed=search.embed,
     )
     return rsclaw.search(source.path, request)
 
 
-def _search_records(source: Located, options: _Search) -> SearchResult:
+def _search_records(source: Located, search: _Search) -> SearchResult:
     """Search the records of angel-memory, by tags or by vector; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, options)
-    _refuse_base_options(source, options)
-    modes = {f"--mode {mode.value}": options.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
+    _refuse_as_option(source, search)
+    _refuse_base_options(source, search)
+    modes = {f"--mode {mode.value}": search.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
     _refuse_options(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
-    has_vector = options.options.vector is not None or options.options.embedder is not None
-    mode = options.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
+    has_vector = search.options.vector is not None or search.options.embedder is not None
+    mode = search.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
     if mode is Mode.SIMPLE:
-        unused = {"--vector": options.options.vector is not None, "--embedder": options.options.embedder is not None}
+        unused = {"--vector": search.options.vector is not None, "--embedder": search.options.embedder is not None}
         for name, is_given in unused.items():
             if is_given:
                 problem = tr("--mode simple searches tags and uses no vector; {name} gives one", name=name)
                 raise WrongUsage(problem=problem, hint=tr("use one of them"))
-        request = angel_memory.RecordRequest(query=options.query, mode=mode, count=options.options.count)
+        request = angel_memory.RecordRequest(query=search.query, mode=mode, count=search.options.count)
         return angel_memory.search(source.tree.path, request)
     if not has_vector:
         problem = tr("--mode vector needs the vector of the query")
@@ -286,24 +286,24 @@ def _search_records(source: Located, options: _Search) -> SearchResult:
         # Loads what works with collections, which no other search needs.
         from repair.angel_memory.collection import find_nearest  # noqa: PLC0415
 
-        numbers = options.options.vector
+        numbers = search.options.vector
         if numbers is None:
-            numbers = shared_query_embedder(options.query, str(options.options.embedder), options.options.config)(None)
+            numbers = shared_query_embedder(search.query, str(search.options.embedder), search.options.config)(None)
         return find_nearest(source.tree.path, vector_blob(numbers), count)
 
-    request = angel_memory.RecordRequest(query=options.query, mode=mode, count=options.options.count, nearest=nearest)
+    request = angel_memory.RecordRequest(query=search.query, mode=mode, count=search.options.count, nearest=nearest)
     return angel_memory.search(source.tree.path, request)
 
 
-def _search_collections(source: Located, options: _Search) -> SearchResult:
+def _search_collections(source: Located, search: _Search) -> SearchResult:
     """Search collections of Chroma; raises WrongUsage for options that do not apply."""
-    _refuse_as_option(source, options)
-    _refuse_simple_mode(source, options)
-    _refuse_options(source.kind, tr("leave it out"), {"--raw": options.options.raw})
+    _refuse_as_option(source, search)
+    _refuse_simple_mode(source, search)
+    _refuse_options(source.kind, tr("leave it out"), {"--raw": search.options.raw})
     # Only this search needs NumPy.
     from regraft.ranking import chroma  # noqa: PLC0415
 
-    return chroma.search(source.tree.path, options.options.base, options.unit_request)
+    return chroma.search(source.tree.path, search.options.base, search.unit_request)
 
 
 #: How stores without bases are searched.

@@ -55,7 +55,7 @@ def lock_store(
                 yield ledger
             finally:
                 with suppress(OSError, apsw.Error, RegraftError):
-                    if is_unused(ledger) and not ledger.entries():
+                    if made is not None and is_unused(ledger) and not ledger.entries():
                         unused = made
     except TargetLocked:
         # The files are in use.
